@@ -1,0 +1,51 @@
+"""What every reader of data returns."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A labelled image set with the two splits that a federation uses.
+
+    `train` is dealt out to the clients, `test` is the global test set G that no client ever sees
+    (specification 3.1). A validation split, where a file has one, is not loaded.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    """Class names in the order of their numbers."""
+    train_x: NDArray[np.uint8]
+    """[N, H, W, channels]"""
+    train_y: NDArray[np.int64]
+    """[N], 0 to len(classes) - 1"""
+    test_x: NDArray[np.uint8]
+    test_y: NDArray[np.int64]
+    columns: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """Further columns of the train split, [N] each: a hospital, a patient, a scanner."""
+    source: dict[str, Any] = field(default_factory=dict)
+    """Where it came from, for the record of a run: file, checksum, licence, citation, label mapping (JSON values)."""
+    notices: tuple[str, ...] = ()
+    """Sentences that the user should read: another checksum, labels that were renumbered, constant images."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(H, W, channels) of an image."""
+        h, w, c = self.train_x.shape[1:]
+        return int(h), int(w), int(c)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 over both splits, shapes included: two data sets with one hash train the same models."""
+        digest = hashlib.sha256()
+        for array in (self.train_x, self.train_y, self.test_x, self.test_y):
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array))
+        return digest.hexdigest()

@@ -1,0 +1,41 @@
+"""Accuracy of the global model and of the clients' local models, in few large batches over all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedkper.execute import JOB, Call, Executor, Site
+
+
+def accuracy(logits: Tensor, y: Tensor) -> float | None:
+    """Share of right answers; None for no samples. A model that gives NaN is right about nothing."""
+    if not len(y):
+        return None
+    hits = (logits.argmax(-1) == y) & logits.isfinite().all(-1)
+    return int(hits.sum()) / len(y)
+
+
+def global_model(executor: Executor, site: Site) -> tuple[float | None, list[float | None]]:
+    """The model last broadcast, on G and on every client's local test part L_k: (accuracy, [K])."""
+    local_y = site.train_y[torch.cat(list(site.test_index))]
+    on_g = [Call("global_logits", (s,)) for s in range(0, len(site.test_y), JOB)]
+    on_l = [Call("global_on_local_logits", (s,)) for s in range(0, len(local_y), JOB)]
+    logits = [done.value for done in executor.run(on_g + on_l)]
+    sizes = [len(index) for index in site.test_index]
+    parts = torch.cat([*logits[len(on_g) :], torch.empty(0, site.classes)]).split(sizes)
+    by_client = [accuracy(z, y) for z, y in zip(parts, local_y.split(sizes), strict=True)]
+    return accuracy(torch.cat(logits[: len(on_g)]), site.test_y), by_client
+
+
+def local_models(
+    executor: Executor, site: Site, clients: Sequence[int], workers: Sequence[int]
+) -> dict[int, float | None]:
+    """Each client's local model, at the worker that trained it, on its own L_k."""
+    calls = [Call("local_logits", (k,), w) for k, w in zip(clients, workers, strict=True)]
+    done = executor.run(calls)
+    return {
+        k: accuracy(d.value, site.train_y[site.test_index[k]]) for k, d in zip(clients, done, strict=True)
+    }

@@ -1,0 +1,93 @@
+"""Any nn.Module as a function of its parameters, for one model or for many at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedkper.errors import InputError
+from fedkper.tree import Tree
+
+_BATCH_NORM = nn.modules.batchnorm._BatchNorm
+
+
+class Out(NamedTuple):
+    features: Tensor  # [L, B, D], what goes into the head
+    logits: Tensor  # [L, B, C]
+
+
+class Lanes:
+    """A module without parameters of its own: `model(theta, x)`, theta a tree, both with a lane axis.
+
+    The head is the last linear layer, or the modules whose names start with `head`; the body is the rest.
+    Together they hold every parameter and buffer exactly once. Features are what the head receives.
+
+    Models with BatchNorm: its running statistics are buffers of the tree, averaged like weights; a batch
+    of a single sample is normalised with the running statistics, since it has no statistics of its own.
+    """
+
+    def __init__(self, module: nn.Module, head: str = "") -> None:
+        self.module = module
+        linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
+        self._head = head.rstrip(".") or (linear[-1] if linear else "")
+        self.buffers = frozenset(n for n, _ in module.named_buffers())
+        self.batch_norm = tuple(m for m in module.modules() if isinstance(m, _BATCH_NORM))
+        self.random = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in module.modules())
+        self._seen: list[Tensor] = []
+        for name, part in module.named_modules():
+            if name and self._in_head(name) and not list(part.children()):
+                part.register_forward_pre_hook(self._note)
+
+    def _note(self, _: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self._seen.append(args[0])
+
+    def _in_head(self, name: str) -> bool:
+        return name == self._head or name.startswith(self._head + ".")
+
+    def init(self) -> Tree:
+        """The module's parameters and buffers as a tree of one lane."""
+        return {k: v.detach().clone()[None] for k, v in self.module.state_dict().items()}
+
+    def split(self, tree: Tree) -> tuple[Tree, Tree]:
+        """Body and head. Raises InputError with the parameters' names if one of them would be empty."""
+        body = {k: v for k, v in tree.items() if not self._in_head(k)}
+        head = {k: v for k, v in tree.items() if k not in body}
+        if not body or not head:
+            raise InputError(
+                f"model {type(self.module).__name__}: head and body cannot be told apart: no parameter "
+                f"{'inside' if body else 'outside'} '{self._head or 'a last linear layer'}'. Name the head by a "
+                f"prefix of its parameters, which are: {', '.join(tree)}"
+            )
+        return body, head
+
+    def trainable(self, name: str, leaf: Tensor) -> bool:
+        """Whether a leaf, in any sub-tree, is a parameter and not a buffer."""
+        return leaf.is_floating_point() and name.rpartition("/")[2] not in self.buffers
+
+    def __call__(self, theta: Tree, x: Tensor, train: bool = True) -> Out:
+        """Features and logits of x [L, B, ...]. While training, BatchNorm updates its buffers in theta."""
+        if self.module.training != train:
+            self.module.train(train)
+        if self.batch_norm and train:
+            for part in self.batch_norm:
+                part.train(x.shape[1] > 1)
+        if len(x) > 1:
+            return Out(*vmap(self._one, randomness="different")(theta, x))
+        # squeeze is a view whose gradient is a view; indexing would allocate a zero tensor a leaf a step.
+        features, logits = self._one({k: v.squeeze(0) for k, v in theta.items()}, x.squeeze(0))
+        return Out(features[None], logits[None])
+
+    def _one(self, theta: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+        self._seen.clear()
+        logits = functional_call(self.module, theta, (x,))
+        features = (self._seen[0] if self._seen else logits).flatten(1)
+        self._seen.clear()
+        return features, logits
+
+
+def fill(module: nn.Module, theta: Tree) -> nn.Module:
+    """The module with the first lane's numbers, for export and for use outside."""
+    module.load_state_dict({k: v[0] for k, v in theta.items()})
+    return module.eval()

@@ -1,0 +1,110 @@
+"""A federated method: its fields are its hyper-parameters, its functions say where it differs from FedAvg."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedkper.lanes import Lanes
+from fedkper.losses import Batch, ce
+from fedkper.task import Task
+from fedkper.tree import Tree, finite, nbytes, rest, weighted_mean
+
+# A site with more patients than this is taken for a faulty or a hostile message.
+MOST_SAMPLES = 10**9
+
+
+class Update(NamedTuple):
+    """All that a client returns. Only `own` stays at the site."""
+
+    shared: Tree  # leaves the site; averaged with `weight`
+    weight: Tensor  # [L] float, >= 0, any scale: the server normalises
+    own: Tree  # stays at the site until its next round
+    samples: Tensor  # [L] int64, n_k; the weights if no client's `weight` is usable
+    sums: Tree = {}  # leaves the site; added up, not averaged
+
+
+@dataclass(frozen=True)
+class Method:
+    """Federated averaging; a method overrides the parts in which it differs. Everything is state in, state out."""
+
+    def init(self, model: Lanes, params: Tree) -> tuple[Tree, Tree]:
+        """The server's first `shared` and what each client has of its `own` before its first round."""
+        return params, {}
+
+    def start(self, task: Task, shared: Tree, own: Tree) -> tuple[Tree, Tree]:
+        """From what a client received and kept: theta, which is trained, and `fixed`, which is not."""
+        return shared, {}
+
+    def loss(self, task: Task, theta: Tree, fixed: Tree, b: Batch) -> Tensor:
+        """The loss of a mini-batch: [L]."""
+        return ce(task.model(theta, b.x).logits, b)
+
+    def finish(self, task: Task, theta: Tree, fixed: Tree, own: Tree) -> Update:
+        """From the trained theta: what is sent and what is kept."""
+        return Update(theta, task.n.float(), {}, task.n)
+
+    def merge(self, shared: Tree, update: Update) -> Tree:
+        """The server's next `shared` from this round's admitted updates, one lane a client, sorted by client."""
+        return shared | weighted_mean(update.shared, weights(update))
+
+    def global_model(self, shared: Tree, update: Update) -> Tree:
+        """The model scored as "global". A head that is nowhere shared may be averaged here, for scoring only."""
+        return rest(shared)
+
+    def local_model(self, task: Task, shared: Tree, update: Update) -> Tree:
+        """The model scored as "local" after a client's round, from the `shared` it received and its update."""
+        return rest(update.shared)
+
+
+def client_round(method: Method, task: Task, shared: Tree, own: Tree) -> Update:
+    """One client's round, or one batch of clients': the same three lines in a simulation and in a hospital."""
+    theta, fixed = method.start(task, shared, own)
+    theta = task.fit(lambda t, b: method.loss(task, t, fixed, b), theta)
+    return method.finish(task, theta, fixed, own)
+
+
+def weights(update: Update) -> Tensor:
+    """What each client counts, summing to 1: [L]. By samples if no weight is usable (specification 1.4)."""
+    raw = update.weight.double()
+    if not bool(raw.isfinite().all()) or float(raw.sum()) <= 0:
+        raw = update.samples.double()
+    if float(raw.sum()) <= 0:
+        raw = torch.ones_like(raw)
+    return raw / raw.sum()
+
+
+def falls_back(update: Update) -> bool:
+    """Whether `weights` had to use the numbers of samples."""
+    return not bool(update.weight.isfinite().all()) or float(update.weight.sum()) <= 0
+
+
+def refusal(update: Update, template: Tree) -> str:
+    """Why one client's update (L = 1) must not be merged; empty if it may.
+
+    A client left out with weight 0 would still poison the mean, since 0 x NaN is NaN.
+    """
+    if update.shared.keys() != template.keys():
+        return (
+            f"other parameters than expected: {', '.join(sorted(update.shared.keys() ^ template.keys())[:3])}"
+        )
+    for name, leaf in update.shared.items():
+        if leaf.shape != template[name].shape or leaf.dtype != template[name].dtype:
+            return f"{name} is {leaf.dtype} {list(leaf.shape)}, not {template[name].dtype} {list(template[name].shape)}"
+    if not bool(finite(update.shared)) or (update.sums and not bool(finite(update.sums))):
+        return "non-finite parameters; training diverged: try a smaller --lr or a --grad-clip such as 5"
+    weight, samples = float(update.weight), float(update.samples)
+    if not (0 <= samples <= MOST_SAMPLES and samples == int(samples)):
+        return f"{samples:g} samples; a whole number from 0 to {MOST_SAMPLES:g} is possible"
+    if not 0 <= weight < float("inf"):
+        return f"weight {weight:g}; a finite number of at least 0 is possible"
+    return ""
+
+
+def traffic(update: Update) -> int:
+    """Bytes that a client sends: its tensors, and 4 for a weight that is more than its number of samples."""
+    extra = 0 if torch.equal(update.weight.double(), update.samples.double()) else 4
+    return nbytes(update.shared) + (nbytes(update.sums) if update.sums else 0) + extra

@@ -1,0 +1,381 @@
+"""The metrics of FedKPer: accuracy, forgetting and balance, from the raw per-round curves of a run.
+
+Numbers in, numbers out. What is undefined is None with a reason, never 0 and never NaN; a value that is None,
+NaN or infinite counts as undefined and is left out of every mean, and each mean says how many values it used.
+Accuracies are shares of 1 and are not rounded. Rounds count from 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+from fedkper.errors import InputError
+
+Row = Sequence[float | None]
+Curve = tuple[float | None, ...]
+
+ONE_PER_RUN = "one number per run, so there is no deviation over rounds"
+NO_ROUND = "no round has a value"
+NO_LOCAL = "no sampled client has a local test set"
+
+
+class Number(NamedTuple):
+    """A result: `value` is None where undefined, then `reason` says why. `used` counts the values in it."""
+
+    value: float | None
+    reason: str = ""
+    used: int = 0
+
+
+def defined(values: Iterable[float | None]) -> list[float]:
+    """The defined values, in order: without None, NaN and infinities."""
+    return [float(v) for v in values if v is not None and math.isfinite(v)]
+
+
+def mean(values: Iterable[float | None], reason: str = NO_ROUND) -> Number:
+    """Unweighted mean of the defined values; `reason` is given when there is none.
+
+    The sum is exact (fsum), so the order of clients or rounds never changes the result.
+    """
+    v = defined(values)
+    return Number(math.fsum(v) / len(v), "", len(v)) if v else Number(None, reason)
+
+
+def std(values: Iterable[float | None], ddof: int = 0, reason: str = NO_ROUND) -> Number:
+    """Standard deviation of the defined values: population (ddof 0) or sample (ddof 1)."""
+    v = defined(values)
+    if len(v) <= ddof:
+        return Number(None, reason)
+    centre = math.fsum(v) / len(v)
+    return Number(math.sqrt(math.fsum((x - centre) ** 2 for x in v) / (len(v) - ddof)), "", len(v))
+
+
+@dataclass(frozen=True)
+class Consistency:
+    """Consistency C = 1 - AIPFR of a curve and its variants (specification 2.3; paper, IPFR and Fig. 3)."""
+
+    peaks: tuple[int, ...]
+    """Rounds at which the curve reaches or beats everything before; ties count, so the first round is one."""
+    windows: tuple[tuple[int, int], ...]
+    """Consecutive peaks (first and last round, both inside the window) that went into C."""
+    skipped: tuple[tuple[int, int], ...]
+    """Windows that start from an accuracy of 0: their relative drop does not exist."""
+    ipfr: tuple[float, ...]
+    """Mean relative distance from the peak, per window, upper end included, over the window's steps."""
+    aipfr: Number
+    c: Number
+    """The headline. Every window has equal weight; can be negative after a fast rise."""
+    drop_only: Number
+    """Only values below the peak count: the rise at the end of a window is no longer forgetting."""
+    with_tail: Number
+    """One more window from the last peak to the last round, so that a collapse at the end is seen."""
+    drop_only_with_tail: Number
+
+
+def consistency(acc: Row) -> Consistency:
+    """Consistency of the accuracy curve `acc` [T], all four variants (specification 2.3).
+
+    Undefined rounds are left out of the series before anything is computed: their neighbours become adjacent
+    and a window's length counts defined rounds only. Peaks and windows are given as rounds of the full curve.
+    C is undefined, not 1, without a complete window: a curve that only falls would otherwise score perfect.
+    """
+    rounds = [t for t, a in enumerate(acc) if a is not None and math.isfinite(a)]
+    a = defined(acc)
+    peaks = [i for i, best in enumerate(accumulate(a, max)) if a[i] == best]
+    windows = list(pairwise(peaks))
+    used = [w for w in windows if a[w[0]] > 0]
+    tail = [(peaks[-1], len(a) - 1)] if peaks and peaks[-1] < len(a) - 1 and a[peaks[-1]] > 0 else []
+    if windows:
+        reason = "every window between two record highs starts from an accuracy of 0"
+    elif a:
+        reason = "no window: the curve has no second record high"
+    else:
+        reason = NO_ROUND
+
+    def one_minus(ws: list[tuple[int, int]], drop_only: bool) -> Number:
+        rate = mean((_relative_drop(a[i : j + 1], drop_only) for i, j in ws), reason)
+        return rate if rate.value is None else Number(1 - rate.value, "", rate.used)
+
+    def in_rounds(ws: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+        return tuple((rounds[i], rounds[j]) for i, j in ws)
+
+    ipfr = tuple(_relative_drop(a[i : j + 1], False) for i, j in used)
+    return Consistency(
+        peaks=tuple(rounds[i] for i in peaks),
+        windows=in_rounds(used),
+        skipped=in_rounds([w for w in windows if a[w[0]] <= 0]),
+        ipfr=ipfr,
+        aipfr=mean(ipfr, reason),
+        c=one_minus(used, False),
+        drop_only=one_minus(used, True),
+        with_tail=one_minus(used + tail, False),
+        drop_only_with_tail=one_minus(used + tail, True),
+    )
+
+
+def _relative_drop(window: list[float], drop_only: bool) -> float:
+    """IPFR of one window [peak, ..., end]: distances from the peak, over the peak and the number of steps."""
+    peak = window[0]
+    drops = [max(peak - a, 0.0) if drop_only else abs(peak - a) for a in window]
+    return math.fsum(drops) / peak / (len(window) - 1)
+
+
+@dataclass(frozen=True)
+class BackwardTransfer:
+    """Backward transfer; negative is forgetting, closer to 0 is better (specification 2.2)."""
+
+    per_round: Curve
+    """Mean over the clients of an earlier round; None while there is none (round 0)."""
+    clients: tuple[int, ...]
+    """How many clients are in each round's mean."""
+    mean: Number
+    """Mean over the rounds where it is defined."""
+    undefined_as_zero: Number
+    """The official code's: an undefined round counts as 0. Undefined if nothing was ever evaluated."""
+    final: Number
+    """The last round's value."""
+    never_sampled: tuple[int, ...]
+    """Clients that took part in no round and are therefore in no mean."""
+
+
+def backward_transfer(acc: Sequence[Row], sampled: Sequence[Sequence[int]]) -> BackwardTransfer:
+    """How much the global model has lost on clients that it saw before (specification 2.2).
+
+    `acc` [T][K]: accuracy of round t's aggregated model on client k's local test set, None where the client
+    has none or was not evaluated. `sampled` [T]: the clients that trained in round t. A client's reference is
+    the accuracy at the end of its last earlier visit, replaced after the difference is taken: a returning
+    client is compared with its previous visit. A client without a value now or without one at its last visit
+    is left out of the round's mean.
+    """
+    reference: dict[int, float | None] = {}
+    rounds: list[Number] = []
+    for row, clients in zip(acc, sampled, strict=True):
+        pairs = [defined((row[k], then)) for k, then in reference.items()]
+        rounds.append(mean(pair[0] - pair[1] for pair in pairs if len(pair) == 2))
+        reference.update({k: row[k] for k in clients})
+    values = [r.value for r in rounds]
+    nothing = "no client that was sampled before has a local test accuracy"
+    seen = any(defined(row) for row in acc)
+    return BackwardTransfer(
+        per_round=tuple(values),
+        clients=tuple(r.used for r in rounds),
+        mean=mean(values, nothing),
+        undefined_as_zero=mean([v or 0.0 for v in values] if seen else [], nothing),
+        final=mean(values[-1:], nothing),
+        never_sampled=tuple(k for k in range(len(acc[0]) if len(acc) else 0) if k not in reference),
+    )
+
+
+@dataclass(frozen=True)
+class LocalCurves:
+    """Accuracy of the sampled clients' own models on their own test sets (specification 2.4, 2.5)."""
+
+    mean: Curve
+    """Every client counts the same."""
+    over_samples: Curve
+    """Every test sample counts the same; None where the sizes are unknown."""
+    worst: Curve
+    clients: tuple[int, ...]
+    """How many clients are in each round's values; a client without a local test set is not."""
+    worst_last_visit: Number
+    """Minimum over all clients seen of the accuracy at their last visit: what matters clinically."""
+    consistency: Consistency
+    """Of `mean`. It mixes different clients, so part of the movement is sampling, not forgetting."""
+    consistency_per_client: Number
+    """Mean over clients of the consistency of each one's own visits; `used` counts those that have one."""
+
+
+def local_curves(local_acc: Sequence[Mapping[int, float | None]], local_n: Mapping[int, int]) -> LocalCurves:
+    """Local accuracy curves of a run (specification 2.4 and 2.5).
+
+    `local_acc` [T]: {client: accuracy right after its training in that round} for the sampled clients, None
+    for a client without a local test set. `local_n`: {client: number of local test samples}.
+    """
+    visits: dict[int, list[float]] = {}
+    over_samples: list[float | None] = []
+    for row in local_acc:
+        kept = {k: v for k, value in row.items() for v in defined((value,))}
+        for k, v in kept.items():
+            visits.setdefault(k, []).append(v)
+        total = sum(local_n.get(k, 0) for k in kept)
+        over_samples.append(
+            math.fsum(local_n.get(k, 0) * v for k, v in kept.items()) / total if total else None
+        )
+    means = [mean(row.values()) for row in local_acc]
+    per_client = [consistency(series).c.value for series in visits.values()]
+    last = [series[-1] for series in visits.values()]
+    return LocalCurves(
+        mean=tuple(m.value for m in means),
+        over_samples=tuple(over_samples),
+        worst=tuple(min(defined(row.values()), default=None) for row in local_acc),
+        clients=tuple(m.used for m in means),
+        worst_last_visit=Number(min(last), "", len(last)) if last else Number(None, NO_LOCAL),
+        consistency=consistency([m.value for m in means]),
+        consistency_per_client=mean(per_client, "no client reached a second record high over its own visits"),
+    )
+
+
+def balance(global_acc: float | None, local_acc: float | None) -> Number:
+    """Mean of a run's average global and average local accuracy (specification 2.6); needs both."""
+    both = mean((global_acc, local_acc))
+    return both if both.used == 2 else Number(None, "needs both the global and the local accuracy")
+
+
+class OverSeeds(NamedTuple):
+    """Mean over seeds; `std_sample` (ddof 1) is undefined for one seed, `std_population` is then 0."""
+
+    mean: Number
+    std_sample: Number
+    std_population: Number
+
+
+def over_seeds(values: Iterable[float | None]) -> OverSeeds:
+    """Mean and deviations of one number per seed (specification 2.7); seeds without a value are left out."""
+    v = defined(values)
+    reason = "no seed has a value"
+    few = "one seed has no deviation: run at least 2" if v else reason
+    return OverSeeds(mean(v, reason), std(v, 1, few), std(v, 0, reason))
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The raw curves of one run with T rounds and K clients; every metric is computed from these."""
+
+    global_acc: Row
+    """[T] accuracy of the aggregated model of each round on the global test set"""
+    sampled: Sequence[Sequence[int]]
+    """[T] clients that trained in each round, 0 to K - 1"""
+    global_on_local: Sequence[Row]
+    """[T][K] accuracy of the aggregated model on each client's local test set, None where not evaluated"""
+    local_acc: Sequence[Mapping[int, float | None]]
+    """[T] {client: accuracy of its own model after training, on its local test set, or None}"""
+    local_n: Mapping[int, int]
+    """{client: number of local test samples}"""
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.global_acc), len(self.sampled), len(self.global_on_local), len(self.local_acc)}
+        if len(lengths) != 1:
+            raise ValueError(f"the curves of a run need one length, got {sorted(lengths)} rounds")
+
+
+class _Measured(NamedTuple):
+    curves: dict[str, Curve]
+    metrics: dict[str, Number]
+    variants: dict[str, Number]
+    local: LocalCurves
+
+
+def _measure(run: Curves) -> _Measured:
+    """All metrics of one run: the curves of those with a value per round, the headlines, the variants."""
+    acc = tuple(run.global_acc)
+    bwt = backward_transfer(run.global_on_local, run.sampled)
+    rows = [{k: row.get(k) for k in s} for row, s in zip(run.local_acc, run.sampled, strict=True)]
+    local = local_curves(rows, run.local_n)
+    whole, own = consistency(acc), local.consistency
+    curves = {"global_acc": acc, "global_bwt": bwt.per_round, "local_acc": local.mean}
+    curves |= {"local_acc_over_samples": local.over_samples, "worst_client_acc": local.worst}
+    metrics = {
+        "global_acc": mean(acc),
+        "global_bwt": bwt.mean,
+        "global_consistency": whole.c,
+        "local_acc": mean(local.mean, NO_LOCAL),
+        "worst_client_acc": mean(local.worst, NO_LOCAL),
+        "local_consistency": own.c,
+    }
+    metrics["balance"] = balance(metrics["global_acc"].value, metrics["local_acc"].value)
+    variants = {
+        "global_acc_final": mean(acc[-1:], "the last round has no value"),
+        "global_acc_last10": mean(acc[-10:]),
+        "global_acc_best": mean([max(defined(acc), default=None)]),
+        "global_bwt_undefined_as_zero": bwt.undefined_as_zero,
+        "global_bwt_final": bwt.final,
+        "global_consistency_drop_only": whole.drop_only,
+        "global_consistency_with_tail": whole.with_tail,
+        "global_consistency_drop_only_with_tail": whole.drop_only_with_tail,
+        "local_acc_over_samples": mean(local.over_samples, NO_LOCAL),
+        "worst_over_all_clients_last_visit": local.worst_last_visit,
+        "local_consistency_drop_only": own.drop_only,
+        "local_consistency_with_tail": own.with_tail,
+        "local_consistency_drop_only_with_tail": own.drop_only_with_tail,
+        "local_consistency_per_client": local.consistency_per_client,
+    }
+    return _Measured(curves, metrics, variants, local)
+
+
+def per_round(run: Curves) -> list[dict[str, float | None]]:
+    """One row per round: global_acc, global_bwt, local_acc, local_acc_over_samples, worst_client_acc."""
+    curves = {name: mean_curve([curve]) for name, curve in _measure(run).curves.items()}
+    return [dict(zip(curves, row, strict=True)) for row in zip(*curves.values(), strict=True)]
+
+
+def summarise(run: Curves) -> dict[str, Any]:
+    """The JSON summary of one run (specification 2; no NaN in it).
+
+    Each of the seven metrics of the paper's Table 1 has "mean" and "std_rounds" (population, over the rounds
+    of this run), a null with "reason" or "std_rounds_reason". "variants" holds the other readings as
+    {"value", "reason"}, "counts" what went in: rounds, distinct clients, and per metric the number of rounds
+    or windows used.
+    """
+    m = _measure(run)
+    out: dict[str, Any] = {
+        name: _entry(mean=number) | _entry(std_rounds=_over_rounds(m.curves.get(name)))
+        for name, number in m.metrics.items()
+    }
+    out["variants"] = {name: _entry(value=number) for name, number in m.variants.items()}
+    out["counts"] = {
+        "rounds": len(run.global_acc),
+        "clients_sampled": len({k for s in run.sampled for k in s}),
+        "clients_with_local_test": sum(n > 0 for n in run.local_n.values()),
+        "local_evaluations": sum(m.local.clients),
+        "values": {name: number.used for name, number in (m.metrics | m.variants).items()},
+    }
+    return out
+
+
+def over_runs(runs: Sequence[Curves]) -> dict[str, Any]:
+    """The JSON summary of runs that differ in their seed only (specification 2.7).
+
+    Per metric: "mean" and "std_seeds" (sample, ddof 1) of the runs' numbers, "std_rounds" (population) of the
+    seed-mean curve, "runs" that have a value. "variants" alike, without rounds. Undefined: null and a reason.
+    Raises InputError without a run, and for runs of different lengths: their means over rounds are not
+    comparable.
+    """
+    lengths = sorted({len(run.global_acc) for run in runs})
+    if len(lengths) != 1:
+        raise InputError(f"runs to be averaged need the same number of rounds, got {lengths or 'no run'}")
+    measured = [_measure(run) for run in runs]
+    out: dict[str, Any] = {}
+    for name in measured[0].metrics:
+        curves = [m.curves[name] for m in measured if name in m.curves]
+        rounds = _over_rounds(mean_curve(curves) if curves else None)
+        out[name] = _seeds([m.metrics[name] for m in measured]) | _entry(std_rounds=rounds)
+    out["variants"] = {name: _seeds([m.variants[name] for m in measured]) for name in measured[0].variants}
+    out["counts"] = {"runs": len(runs), "rounds": lengths[0]}
+    return out
+
+
+def mean_curve(curves: Sequence[Row]) -> Curve:
+    """Mean over runs, round by round; a round's mean is over the runs where it is defined."""
+    return tuple(mean(values).value for values in zip(*curves, strict=True))
+
+
+def _over_rounds(curve: Curve | None) -> Number:
+    return Number(None, ONE_PER_RUN) if curve is None else std(curve)
+
+
+def _seeds(numbers: Sequence[Number]) -> dict[str, Any]:
+    seeds = over_seeds(number.value for number in numbers)
+    average = seeds.mean._replace(reason=numbers[0].reason) if seeds.mean.value is None else seeds.mean
+    return {**_entry(mean=average), **_entry(std_seeds=seeds.std_sample), "runs": average.used}
+
+
+def _entry(**named: Number) -> dict[str, Any]:
+    """{"mean": x} or {"mean": None, "reason": ...}; for other names "NAME_reason"."""
+    ((name, number),) = named.items()
+    if number.value is not None:
+        return {name: number.value}
+    return {name: None, "reason" if name in ("mean", "value") else f"{name}_reason": number.reason}

@@ -1,0 +1,179 @@
+"""A run from its experiment: data, partition, model and folder, then the rounds. Starting and resuming."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import sys
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedkper import __version__, data, models
+from fedkper.data import partition as partitions
+from fedkper.data.dataset import Dataset
+from fedkper.data.partition import Partition, Partitioning
+from fedkper.errors import InputError
+from fedkper.execute import Site, cores
+from fedkper.experiment import Experiment, from_json
+from fedkper.lanes import Lanes
+from fedkper.methods import parse as parse_method
+from fedkper.record import Record, read_json
+from fedkper.simulate import OnRound, simulate, site_of
+
+LIBRARIES = ("torch", "numpy", "safetensors")
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What may differ between two runs with the same numbers."""
+
+    data: Path | None = None
+    """folder of the data files; else $FEDKPER_DATA, else the user's cache"""
+    workers: int | None = None
+    """processes that train; one a core if not given"""
+    device: str = "cpu"
+    """cpu, cuda or cuda:N"""
+
+
+def prepare(
+    experiment: Experiment, execution: Execution, stored: Path | None = None
+) -> tuple[Site, Dataset, Partition]:
+    """Loads the data, makes or reads the partition and builds the model.
+
+    `stored`: a partition file; refused with the differing values if it does not fit the experiment.
+    Raises InputError for whatever is wrong with the request, before anything is trained.
+    """
+    experiment.checked()
+    check_device(execution)
+    dataset = data.load(experiment.dataset, experiment.size, execution.data)
+    request = partitioning(experiment)
+    if stored is None:
+        partition = partitions.make(request, dataset.train_y, dataset.hash, dataset.columns)
+    else:
+        partition = partitions.load(stored)
+        partitions.require(partition, request, dataset.hash, str(stored))
+    model = models.build(experiment.model, dataset.shape, len(dataset.classes), experiment.seed)
+    return site_of(experiment, dataset, partition, model), dataset, partition
+
+
+def partitioning(e: Experiment) -> Partitioning:
+    return Partitioning(
+        e.partition, e.clients, e.alpha, e.min_size, e.classes_per_client, e.column, e.split, e.partition_seed
+    )
+
+
+def start(
+    experiment: Experiment,
+    folder: Path,
+    execution: Execution,
+    stored: Path | None = None,
+    on_round: OnRound | None = None,
+) -> dict[str, Any]:
+    """A new run in `folder`, which must be new or empty. Returns the summary."""
+    site, dataset, partition = prepare(experiment, execution, stored)
+    record = Record.create(folder)
+    try:
+        partitions.save(partition, folder / "partition.json")
+        record.write_json("run.json", description(experiment, execution, dataset, partition, site.model))
+        return simulate(site, record, workers(execution), execution.device, on_round)
+    finally:
+        record.close()
+
+
+def resume(
+    folder: Path, experiment: Experiment, execution: Execution, on_round: OnRound | None = None
+) -> dict[str, Any]:
+    """Goes on with the run in `folder` from its last checkpoint. Returns the summary.
+
+    `experiment` is the stored one or that with more rounds; any other difference is refused, as are other
+    data: the numbers would be those of neither run. Another device or number of workers is recorded.
+    """
+    stored = read_json(folder, "run.json")
+    before = from_json(stored.get("experiment", {}), f"{folder / 'run.json'}")
+    changed = [
+        f"--{f.name.replace('_', '-')} {getattr(experiment, f.name)} (the run has {getattr(before, f.name)})"
+        for f in dataclasses.fields(Experiment)
+        if getattr(before, f.name) != getattr(experiment, f.name) and f.name != "rounds"
+    ]
+    if changed:
+        raise InputError(
+            f"--resume {folder}: cannot go on with {'; '.join(changed)}. Start a new run for that"
+        )
+    record = Record.open(folder)
+    try:
+        done = len(record.curves().global_acc)
+        if experiment.rounds < done:
+            raise InputError(f"--rounds {experiment.rounds}: the run in {folder} has done {done} already")
+        site, dataset, _ = prepare(experiment, execution, folder / "partition.json")
+        if dataset.hash != stored["data"]["hash"]:
+            raise InputError(
+                f"--data: {experiment.dataset} is not the data that the run in {folder} was started with"
+            )
+        if experiment.rounds > done:
+            changes = {"rounds": experiment.rounds, "device": execution.device, "workers": workers(execution)}
+            record.event("resumed", after_round=done, fedkper=__version__, **changes)
+            stored["experiment"] = experiment.to_json()
+            record.write_json("run.json", stored)
+        return simulate(site, record, workers(execution), execution.device, on_round)
+    finally:
+        record.close()
+
+
+def check_device(execution: Execution) -> None:
+    """Raises InputError for a device that this machine lacks: never a silent change to another."""
+    if execution.workers is not None and not 1 <= execution.workers <= 1024:
+        raise InputError(f"--workers {execution.workers}: must be at least 1 and at most 1024")
+    kind, _, index = execution.device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()) or (kind == "cpu" and index):
+        raise InputError(f"--device {execution.device}: must be cpu, cuda or cuda:N")
+    found = torch.cuda.device_count()
+    if kind == "cuda" and int(index or 0) >= found:
+        raise InputError(
+            f"--device {execution.device}: this machine has {found or 'no'} CUDA device(s); use --device cpu"
+        )
+
+
+def workers(execution: Execution) -> int:
+    return execution.workers or cores()
+
+
+def description(
+    experiment: Experiment, execution: Execution, dataset: Dataset, partition: Partition, model: Lanes
+) -> dict[str, Any]:
+    """run.json: all that is needed to run it again and to know what was run."""
+    method = parse_method(experiment.method)
+    where = None if execution.data is None else str(execution.data)
+    return {
+        "experiment": experiment.to_json(),
+        "method": {"name": type(method).__name__, **dataclasses.asdict(method)},
+        "data": {
+            "name": dataset.name,
+            "hash": dataset.hash,
+            "classes": list(dataset.classes),
+            "shape": list(dataset.shape),
+            "train": len(dataset.train_y),
+            "test": len(dataset.test_y),
+            "notices": list(dataset.notices),
+            **dataset.source,
+        },
+        "partition": {"hash": partition.hash, "smallest": int(partition.sizes.min()), "per": "image"},
+        "model": {
+            "name": experiment.model,
+            "parameters": sum(v[0].numel() for v in model.init().values()),
+            "head": sorted(model.split(model.init())[1]),
+        },
+        "preprocessing": "(x / 255 - 0.5) / 0.5",
+        "execution": {"data": where, "device": execution.device, "workers": workers(execution)},
+        "versions": {
+            "fedkper": __version__,
+            "python": platform.python_version(),
+            **{n: version(n) for n in LIBRARIES},
+        },
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "platform": f"{sys.platform} {platform.machine()}",
+    }

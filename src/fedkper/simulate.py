@@ -1,0 +1,178 @@
+"""The federation in one process: sample, train, merge, evaluate, record; stop anywhere and go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from fedkper import evaluate, metrics
+from fedkper.data.dataset import Dataset
+from fedkper.data.partition import Partition
+from fedkper.execute import Call, Executor, Site, executor
+from fedkper.experiment import Experiment
+from fedkper.lanes import Lanes
+from fedkper.method import Update, falls_back, refusal, traffic, weights
+from fedkper.methods import parse as parse_method
+from fedkper.metrics import Curves
+from fedkper.record import Record
+from fedkper.sample import sampled_clients
+from fedkper.tree import Tree, nbytes, stack
+
+OnRound = Callable[[int, dict[str, Any]], None]
+
+
+@dataclass
+class State:
+    """Where a federation stands between two rounds."""
+
+    round: int
+    """rounds done"""
+    shared: Tree
+    initial_own: Tree
+    """what a client has before its first round"""
+    visits: dict[int, int]
+    """for each client that has state of its own, the round that it is of"""
+    curves: Curves
+
+
+def site_of(experiment: Experiment, dataset: Dataset, partition: Partition, model: Lanes) -> Site:
+    """Data, partition, model and settings as every worker holds them."""
+    return Site(
+        experiment=experiment,
+        method=parse_method(experiment.method),
+        model=model,
+        classes=len(dataset.classes),
+        train_x=torch.from_numpy(dataset.train_x),
+        train_y=torch.from_numpy(dataset.train_y),
+        test_x=torch.from_numpy(dataset.test_x),
+        test_y=torch.from_numpy(dataset.test_y),
+        train_index=[torch.from_numpy(part) for part in partition.train],
+        test_index=[torch.from_numpy(part) for part in partition.test],
+    )
+
+
+def simulate(
+    site: Site, record: Record, workers: int = 1, device: str = "cpu", on_round: OnRound | None = None
+) -> dict[str, Any]:
+    """Runs the experiment's rounds from the record's last checkpoint on; writes and returns the summary.
+
+    `on_round(rounds done, the line of rounds.csv)` is called when a round is safe on the disk.
+    The numbers do not depend on `workers`, nor on how often the run was stopped.
+    """
+    done, shared, visits, notice = record.restore()
+    if notice:
+        record.event("checkpoint", round=done, reason=notice)
+    first, initial_own = site.method.init(site.model, site.model.init())
+    curves = replace(record.curves(), local_n={k: len(part) for k, part in enumerate(site.test_index)})
+    state = State(done, shared or first, initial_own, visits, curves)
+    if done < site.experiment.rounds:
+        pool = executor(site, workers, device)
+        try:
+            pool.broadcast("receive", state.shared, {})
+            while state.round < site.experiment.rounds:
+                line = _round(site, pool, record, state)
+                if on_round:
+                    on_round(state.round, line)
+        finally:
+            pool.close()
+            record.write_json("summary.json", metrics.summarise(state.curves))
+    summary = metrics.summarise(state.curves)
+    record.write_json("summary.json", summary)
+    return summary
+
+
+def _round(site: Site, pool: Executor, record: Record, state: State) -> dict[str, Any]:
+    """One round, from sampling to the checkpoint. Returns its line of rounds.csv."""
+    e, t = site.experiment, state.round
+    clients = sorted(sampled_clients(t, e.clients, e.fraction, e.sampling, e.seed))
+    clock = [time.perf_counter()]
+    owns = [record.own(k, state.visits[k]) if k in state.visits else state.initial_own for k in clients]
+    trained = pool.run([Call("train", (k, t, own)) for k, own in zip(clients, owns, strict=True)])
+    clock.append(time.perf_counter())
+    local = evaluate.local_models(pool, site, clients, [done.worker for done in trained])
+    clock.append(time.perf_counter())
+    updates = {k: done.value for k, done in zip(clients, trained, strict=True)}
+    down = nbytes(state.shared) * len(clients)
+    admitted = admit(updates, state.shared, record, t)
+    shares = _merge(site, pool, record, state, admitted)
+    clock.append(time.perf_counter())
+    on_g, on_l = evaluate.global_model(pool, site)
+    clock.append(time.perf_counter())
+
+    local = {k: local[k] if k in admitted else None for k in clients}
+    state.curves = extended(state.curves, on_g, clients, on_l, local)
+    state.visits |= {k: t + 1 for k, update in admitted.items() if update.own}
+    state.round = t + 1
+    train, local_eval, merge, global_eval = (b - a for a, b in zip(clock, clock[1:], strict=False))
+    line = {"round": t + 1} | metrics.per_round(state.curves)[-1]
+    line |= {"train_seconds": train, "merge_seconds": merge, "eval_seconds": local_eval + global_eval}
+    line |= {"down_bytes": down, "up_bytes": sum(traffic(u) for u in updates.values())}
+    rows = []
+    for k in range(e.clients):
+        row: dict[str, Any] = {"round": t + 1, "client": k, "sampled": int(k in updates)}
+        row |= {"samples": len(site.train_index[k]), "test_samples": len(site.test_index[k])}
+        row |= {"weight": shares.get(k, 0.0) if k in updates else None}
+        rows.append(row | {"local_acc": local.get(k), "global_on_local_acc": on_l[k]})
+    record.append(line, rows)
+    record.save(t + 1, state.shared, {k: u.own for k, u in admitted.items()}, state.visits)
+    return line
+
+
+def admit(updates: dict[int, Update], template: Tree, record: Record, t: int) -> dict[int, Update]:
+    """The updates that may be merged; each of the others is named in the events, with its reason."""
+    admitted = {}
+    for client, update in updates.items():
+        reason = refusal(update, template)
+        if reason:
+            record.event("rejected", round=t + 1, client=client, reason=reason)
+        else:
+            admitted[client] = update
+    return admitted
+
+
+def _merge(
+    site: Site, pool: Executor, record: Record, state: State, admitted: dict[int, Update]
+) -> dict[int, float]:
+    """Moves `state.shared` on and broadcasts it with the model to be scored. Returns each client's share."""
+    if not admitted:
+        record.event("kept", round=state.round + 1, reason="no update was admitted: the global model stays")
+        pool.broadcast("receive", state.shared, {})
+        return {}
+    ups = list(admitted.values())
+    together = Update(
+        shared=stack([u.shared for u in ups]),
+        weight=torch.cat([u.weight for u in ups]),
+        own=stack([u.own for u in ups]),
+        samples=torch.cat([u.samples for u in ups]),
+        sums=stack([u.sums for u in ups]),
+    )
+    if falls_back(together):
+        record.event(
+            "fallback", round=state.round + 1, reason="no usable weight: clients count by their samples"
+        )
+    state.shared = site.method.merge(state.shared, together)
+    scored = site.method.global_model(state.shared, together)
+    differing = {k: v for k, v in scored.items() if state.shared.get(k) is not v}
+    pool.broadcast("receive", state.shared, differing)
+    return dict(zip(admitted, weights(together).tolist(), strict=True))
+
+
+def extended(
+    curves: Curves,
+    global_acc: float | None,
+    sampled: list[int],
+    global_on_local: list[float | None],
+    local_acc: dict[int, float | None],
+) -> Curves:
+    """The curves with one more round."""
+    return Curves(
+        [*curves.global_acc, global_acc],
+        [*curves.sampled, sampled],
+        [*curves.global_on_local, global_on_local],
+        [*curves.local_acc, local_acc],
+        curves.local_n,
+    )

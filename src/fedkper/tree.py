@@ -1,0 +1,116 @@
+"""Trees: a model, a client's state or a message as dict[str, Tensor], every leaf with a leading lane axis L.
+
+A name such as "mentor/conv1.weight" belongs to the sub-tree "mentor"; names without "/" are the model itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as decode
+from safetensors.torch import save as encode
+from torch import Tensor
+
+from fedkper.errors import InputError
+
+Tree = dict[str, Tensor]
+
+
+def prefix(name: str, tree: Tree) -> Tree:
+    return {f"{name}/{k}": v for k, v in tree.items()}
+
+
+def sub(name: str, tree: Tree) -> Tree:
+    """The sub-tree `name`, without its prefix."""
+    return {k[len(name) + 1 :]: v for k, v in tree.items() if k.startswith(name + "/")}
+
+
+def rest(tree: Tree) -> Tree:
+    """The leaves that belong to no sub-tree."""
+    return {k: v for k, v in tree.items() if "/" not in k}
+
+
+def stack(trees: list[Tree]) -> Tree:
+    """Trees of one lane or more beside each other: [L1, ...], [L2, ...] -> [L1 + L2, ...]."""
+    return {k: torch.cat([t[k] for t in trees]) for k in (trees[0] if trees else ())}
+
+
+def lanes(tree: Tree, index: list[int] | Tensor) -> Tree:
+    """The given lanes."""
+    return {k: v[index] for k, v in tree.items()}
+
+
+def sqdist(a: Tree, b: Tree) -> Tensor:
+    """Squared Euclidean distance over the leaves of `a`, per lane: [L]."""
+    return torch.stack([_flat(v - b[k]).square().sum(1) for k, v in a.items()]).sum(0)
+
+
+def weighted_mean(tree: Tree, weight: Tensor) -> Tree:
+    """Mean over lanes with `weight` [L], which is normalised here; leaves become [1, ...].
+
+    Integer leaves (BatchNorm's counter) are averaged too and rounded, and keep their type.
+    """
+    share = weight.double() / weight.double().sum()
+
+    def mean(leaf: Tensor) -> Tensor:
+        real = leaf if leaf.is_floating_point() else leaf.double()
+        averaged = (share.to(real.dtype) @ _flat(real)).view(1, *leaf.shape[1:])
+        return averaged if leaf.is_floating_point() else averaged.round().to(leaf.dtype)
+
+    return {k: mean(v) for k, v in tree.items()}
+
+
+def _flat(leaf: Tensor) -> Tensor:
+    return leaf.reshape(len(leaf), -1)
+
+
+def total(tree: Tree) -> Tree:
+    """Sum over lanes; leaves become [1, ...]."""
+    return {k: v.sum(0, keepdim=True) for k, v in tree.items()}
+
+
+def finite(tree: Tree) -> Tensor:
+    """Per lane, whether every number is finite: [L] bool."""
+    # A sum is non-finite as soon as one term is (overflow of finite terms is ruled out by float64).
+    sums = [_flat(v).sum(1, dtype=torch.float64) for v in tree.values() if v.is_floating_point()]
+    return torch.stack(sums).isfinite().all(0)
+
+
+def nbytes(tree: Tree) -> int:
+    """Bytes of one lane."""
+    return sum(v[0].numel() * v.element_size() for v in tree.values())
+
+
+def save(tree: Tree, path: Path) -> str:
+    """Writes `tree` as safetensors beside `path`, flushes, renames. Returns the checksum for `load`."""
+    data = encode({k: v.contiguous() for k, v in tree.items()})
+    write(path, data)
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def load(path: Path, checksum: str | None = None) -> Tree:
+    """Reads what `save` wrote. Raises InputError that names the file if it is missing or damaged."""
+    try:
+        data = path.read_bytes()
+        if checksum is not None and hashlib.blake2b(data, digest_size=16).hexdigest() != checksum:
+            raise InputError(f"{path}: damaged (the checksum does not match)")
+        return dict(decode(data))
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path}: cannot be read as safetensors ({error})") from error
+
+
+def write(path: Path, data: bytes) -> None:
+    """A file is either the old one or the new one, never half: written beside it, flushed, renamed."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
