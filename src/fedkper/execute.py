@@ -306,8 +306,13 @@ class _Pickler(ForkingPickler):
 
     def reducer_override(self, thing: Any) -> Any:
         if isinstance(thing, Tensor) and not thing.is_shared():
-            return torch.from_numpy, (thing.detach().numpy(),)
+            return _aligned, (thing.detach().numpy(),)
         return NotImplemented
+
+
+def _aligned(array: Any) -> Tensor:
+    """A tensor in memory of torch's own: sums over memory that is not aligned are rounded differently."""
+    return torch.from_numpy(array).clone()
 
 
 def _pack(message: Any) -> bytes:

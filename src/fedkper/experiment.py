@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -47,11 +48,11 @@ class Experiment:
     """largest gradient norm of a step; 0 clips nothing"""
     partition: Literal["dirichlet", "pathological", "iid", "column"] = "dirichlet"
     """how the train split is dealt out"""
-    alpha: Annotated[float, Range(0, above=True)] = 0.1
+    alpha: Annotated[float, Range(0, 1e6, above=True)] = 0.1
     """Dirichlet concentration: smaller means more skewed labels"""
-    min_size: Annotated[int, Range(1)] = 10
+    min_size: Annotated[int, Range(1, 1_000_000_000)] = 10
     """fewest samples of a client (dirichlet)"""
-    classes_per_client: Annotated[int, Range(1)] = 2
+    classes_per_client: Annotated[int, Range(1, 1_000_000)] = 2
     """classes of a client (pathological)"""
     column: str = ""
     """column of the data, one client a value (partition column)"""
@@ -100,21 +101,31 @@ def from_json(values: dict[str, Any], where: str) -> Experiment:
             if value not in get_args(kind):
                 raise InputError(f"{where}: {key} {value!r}: must be one of {', '.join(get_args(kind))}")
         elif isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
-            raise InputError(f"{where}: {key} {value!r}: must be of type {kind.__name__}")
-    fields = {k: float(v) if isinstance(getattr(Experiment, k), float) else v for k, v in values.items()}
+            what = {int: "a whole number", float: "a number", str: "text"}[kind]
+            raise InputError(f"{where}: {key} {json.dumps(value)}: must be {what}")
+        elif kind is float and abs(value) > sys.float_info.max:
+            raise InputError(f"{where}: {key} {value}: must be a finite number")
+    fields: dict[str, Any] = {
+        k: float(v) if isinstance(getattr(Experiment, k), float) else v for k, v in values.items()
+    }
     return Experiment(**fields)
 
 
-def from_file(path: Path) -> Experiment:
-    """An experiment from a run.json (a run's own record) or from a JSON file with some of the fields."""
+def read_file(path: Path) -> dict[str, Any]:
+    """What a configuration file holds. Raises InputError that names it unless that is one JSON object."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"--config {path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"--config {path}: not valid JSON ({error})") from error
-    if isinstance(values, dict) and isinstance(values.get("experiment"), dict):
-        values = values["experiment"]
     if not isinstance(values, dict):
         raise InputError(f"--config {path}: must hold one JSON object with the options of a run")
-    return from_json(values, f"--config {path}")
+    return values
+
+
+def from_file(path: Path) -> Experiment:
+    """An experiment from a run.json (a run's own record) or from a JSON file with some of the fields."""
+    values = read_file(path)
+    inner = values.get("experiment")
+    return from_json(inner if isinstance(inner, dict) else values, f"--config {path}")

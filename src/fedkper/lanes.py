@@ -66,6 +66,10 @@ class Lanes:
         """Whether a leaf, in any sub-tree, is a parameter and not a buffer."""
         return leaf.is_floating_point() and name.rpartition("/")[2] not in self.buffers
 
+    def parameters(self, tree: Tree) -> Tree:
+        """The leaves that are trained: without buffers."""
+        return {k: v for k, v in tree.items() if self.trainable(k, v)}
+
     def __call__(self, theta: Tree, x: Tensor, train: bool = True) -> Out:
         """Features and logits of x [L, B, ...]. While training, BatchNorm updates its buffers in theta."""
         if self.module.training != train:

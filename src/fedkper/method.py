@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedkper.lanes import Lanes
 from fedkper.losses import Batch, ce
-from fedkper.task import Task
+from fedkper.task import SGD, Task
 from fedkper.tree import Tree, finite, nbytes, rest, weighted_mean
 
 # A site with more patients than this is taken for a faulty or a hostile message.
@@ -51,7 +51,7 @@ class Method:
         """The server's next `shared` from this round's admitted updates, one lane a client, sorted by client."""
         return shared | weighted_mean(update.shared, weights(update))
 
-    def global_model(self, shared: Tree, update: Update) -> Tree:
+    def global_model(self, model: Lanes, shared: Tree, update: Update) -> Tree:
         """The model scored as "global". A head that is nowhere shared may be averaged here, for scoring only."""
         return rest(shared)
 
@@ -59,11 +59,28 @@ class Method:
         """The model scored as "local" after a client's round, from the `shared` it received and its update."""
         return rest(update.shared)
 
+    def untuned_model(self, task: Task, update: Update) -> Tree | None:
+        """A method whose local model is tuned for scoring also has the one before."""
+        return None
+
+    def sgd(self, task: Task) -> SGD:
+        """The optimiser of a client's round."""
+        return task.sgd
+
+    def check(self, sgd: SGD) -> str:
+        """Why the method must not be started with these settings; empty if it may."""
+        return ""
+
+    def payload(self, update: Update) -> int:
+        """Bytes that a client sends: its tensors, and 4 for a weight that is more than its number of samples."""
+        extra = 0 if torch.equal(update.weight.double(), update.samples.double()) else 4
+        return nbytes(update.shared) + nbytes(update.sums) + extra
+
 
 def client_round(method: Method, task: Task, shared: Tree, own: Tree) -> Update:
     """One client's round, or one batch of clients': the same three lines in a simulation and in a hospital."""
     theta, fixed = method.start(task, shared, own)
-    theta = task.fit(lambda t, b: method.loss(task, t, fixed, b), theta)
+    theta = task.fit(lambda t, b: method.loss(task, t, fixed, b), theta, sgd=method.sgd(task))
     return method.finish(task, theta, fixed, own)
 
 
@@ -87,14 +104,13 @@ def refusal(update: Update, template: Tree) -> str:
 
     A client left out with weight 0 would still poison the mean, since 0 x NaN is NaN.
     """
-    if update.shared.keys() != template.keys():
-        return (
-            f"other parameters than expected: {', '.join(sorted(update.shared.keys() ^ template.keys())[:3])}"
-        )
+    odd = update.shared.keys() ^ (template.keys() - update.sums.keys())
+    if odd:
+        return f"other parameters than expected: {', '.join(sorted(odd)[:3])}"
     for name, leaf in update.shared.items():
         if leaf.shape != template[name].shape or leaf.dtype != template[name].dtype:
             return f"{name} is {leaf.dtype} {list(leaf.shape)}, not {template[name].dtype} {list(template[name].shape)}"
-    if not bool(finite(update.shared)) or (update.sums and not bool(finite(update.sums))):
+    if not bool(finite(update.shared) & finite(update.sums)):
         return "non-finite parameters; training diverged: try a smaller --lr or a --grad-clip such as 5"
     weight, samples = float(update.weight), float(update.samples)
     if not (0 <= samples <= MOST_SAMPLES and samples == int(samples)):
@@ -104,7 +120,18 @@ def refusal(update: Update, template: Tree) -> str:
     return ""
 
 
-def traffic(update: Update) -> int:
-    """Bytes that a client sends: its tensors, and 4 for a weight that is more than its number of samples."""
-    extra = 0 if torch.equal(update.weight.double(), update.samples.double()) else 4
-    return nbytes(update.shared) + (nbytes(update.sums) if update.sums else 0) + extra
+def seen(visits: Tensor | int) -> Tree:
+    """How often a site has taken part, as a part of its own state: [L]."""
+    return {"seen/visits": torch.tensor([visits]) if isinstance(visits, int) else visits}
+
+
+def visits(own: Tree) -> Tensor:
+    return own["seen/visits"]
+
+
+def unstable(name: str, strength: float, sgd: SGD) -> str:
+    """A quadratic pull diverges under momentum unless lr x strength < 2 (1 + momentum) (specification 4.4)."""
+    limit = 2 * (1 + sgd.momentum)
+    if sgd.lr * strength < limit:
+        return ""
+    return f"{name}={strength:g} with --lr {sgd.lr:g} diverges: their product must be below {limit:g}"

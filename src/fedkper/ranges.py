@@ -7,6 +7,8 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 
 from fedkper.errors import InputError
 
+WORDS = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
+
 
 class Range(NamedTuple):
     """Annotated[float, Range(0, 1)]: from low to high, both included unless `above` (low excluded)."""
@@ -16,22 +18,19 @@ class Range(NamedTuple):
     above: bool = False
 
     def holds(self, value: float) -> bool:
-        return (
-            math.isfinite(value)
-            and (self.low < value if self.above else self.low <= value)
-            and value <= self.high
-        )
+        if isinstance(value, float) and not math.isfinite(value):
+            return False
+        return (self.low < value if self.above else self.low <= value) and value <= self.high
 
     def __str__(self) -> str:
-        low = (
-            f"above {self.low:g}"
-            if self.above
-            else f"at least {self.low:g}"
-            if math.isfinite(self.low)
-            else ""
-        )
-        high = f"at most {self.high:g}" if math.isfinite(self.high) else ""
-        return " and ".join(filter(None, (low, high))) or "a finite number"
+        low = f"above {plain(self.low)}" if self.above else f"at least {plain(self.low)}"
+        both = [low] * math.isfinite(self.low) + [f"at most {plain(self.high)}"] * math.isfinite(self.high)
+        return " and ".join(both) or "finite"
+
+
+def plain(value: float) -> str:
+    """A number as a person writes it: 1,000,000 and 0.01, not 1e+06."""
+    return f"{int(value):,}" if math.isfinite(value) and value == int(value) else f"{value:g}"
 
 
 def check(thing: Any, where: str = "--") -> None:
@@ -47,25 +46,17 @@ def check(thing: Any, where: str = "--") -> None:
                 raise InputError(f"{where}{option} {value}: must be {limit}")
 
 
-def convert(text: str, kind: type, where: str) -> Any:
-    """A field's value from text, or InputError: true/false for a bool, whole numbers for an int."""
+def convert(text: str, kind: type, where: str, limit: Range | None = None) -> Any:
+    """A field's value from text, or InputError: true/false for a bool, whole numbers for an int.
+
+    `limit` is only named in the message; `check` holds the value against it.
+    """
     if kind is bool:
-        words = {
-            "true": True,
-            "1": True,
-            "yes": True,
-            "on": True,
-            "false": False,
-            "0": False,
-            "no": False,
-            "off": False,
-        }
-        if text.lower() in words:
-            return words[text.lower()]
-        raise InputError(f"{where} {text}: must be true or false")
+        if text.lower() not in WORDS:
+            raise InputError(f"{where} {text}: must be true or false")
+        return WORDS[text.lower()]
     try:
         return kind(text)
     except ValueError:
-        raise InputError(
-            f"{where} {text}: must be {'a whole number' if kind is int else 'a number'}"
-        ) from None
+        what = "a whole number" if kind is int else "a number"
+        raise InputError(f"{where} {text}: must be {what}{f', {limit}' if limit else ''}") from None

@@ -17,7 +17,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -51,6 +52,8 @@ CLIENT_COLUMNS = (
 )
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 KEPT = 2
+# What a start that was cut short before run.json leaves behind.
+_BEGUN = {".lock", "checkpoint", "rounds.csv", "clients.csv", "partition.json"}
 
 
 class Record:
@@ -58,39 +61,57 @@ class Record:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.on_event: Callable[[dict[str, Any]], None] = lambda event: None
         self.checkpoints = folder / "checkpoint"
         self._lock = _locked(folder)
 
     @staticmethod
     def create(folder: Path) -> Record:
         """A new run's folder. Raises InputError if it already holds something or has an unsafe name."""
-        if (folder / "run.json").exists():
-            raise InputError(
-                f"--out {folder}: holds a run already; go on with --resume, or name another folder"
-            )
-        if folder.is_dir() and any(p.name != ".lock" for p in folder.iterdir()):
-            raise InputError(f"--out {folder}: is not empty; name another folder")
+        _refuse_used(folder)
         make_folder(folder)
         record = Record(folder)
-        record.checkpoints.mkdir()
-        record._table("rounds.csv", ROUND_COLUMNS, [])
-        record._table("clients.csv", CLIENT_COLUMNS, [])
+        try:
+            _refuse_used(folder)  # again: another process may have finished a run here meanwhile
+            with record._writing(folder):
+                record.checkpoints.mkdir(exist_ok=True)
+            record._table("rounds.csv", ROUND_COLUMNS, [])
+            record._table("clients.csv", CLIENT_COLUMNS, [])
+            record._sweep()
+        except BaseException:
+            record.close()
+            raise
         return record
 
     @staticmethod
     def open(folder: Path) -> Record:
         """An existing run's folder. Raises InputError if it is none."""
-        if not (folder / "run.json").is_file():
-            raise InputError(f"--out {folder}: holds no run to resume (no run.json); check the path")
+        if not os.path.isfile(folder / "run.json"):
+            raise InputError(f"--resume {folder}: holds no run (no run.json); check the path")
         return Record(folder)
+
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        """A full disk or a folder that cannot be written is said in one sentence."""
+        try:
+            yield
+        except OSError as error:
+            raise RunError(
+                f"{path}: cannot be written ({error.strerror}). What was written before is still valid: make "
+                "room or change the rights, then go on"
+            ) from error
 
     def write_json(self, name: str, values: Any) -> None:
         text = json.dumps(values, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-        tree.write(self.folder / name, text.encode())
+        with self._writing(self.folder / name):
+            tree.write(self.folder / name, text.encode())
 
     def event(self, kind: str, **values: Any) -> None:
-        with open(self.folder / "events.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps({"event": kind, **values}, allow_nan=False) + "\n")
+        event = {"event": kind, **values}
+        path = self.folder / "events.jsonl"
+        with self._writing(path), open(path, "a", encoding="utf-8") as file:
+            file.write(_event_line(event))
+        self.on_event(event)
 
     def append(self, round: dict[str, Any], clients: Iterable[dict[str, Any]]) -> None:
         """The lines of a finished round, flushed to the disk."""
@@ -104,17 +125,18 @@ class Record:
         """
         files = {f"shared-{round:06d}.safetensors": shared}
         files |= {_own_name(client, round): state for client, state in own.items() if state}
-        sums = {name: tree.save(state, self.checkpoints / name) for name, state in files.items()}
-        previous = self._state(round - 1) or {}
-        owns = previous.get("own", {}) | {name: s for name, s in sums.items() if name.startswith("own")}
-        wanted = {_own_name(client, at) for client, at in visits.items()}
-        state = {
-            "round": round,
-            "shared": sums[f"shared-{round:06d}.safetensors"],
-            "own": {name: s for name, s in owns.items() if name in wanted},
-        }
-        tree.write(self.checkpoints / f"state-{round:06d}.json", json.dumps(state).encode())
-        self._clear(round, state["own"])
+        with self._writing(self.checkpoints):
+            sums = {name: tree.save(state, self.checkpoints / name) for name, state in files.items()}
+            previous = self._state(round - 1) or {}
+            owns = previous.get("own", {}) | {name: s for name, s in sums.items() if name.startswith("own")}
+            wanted = {_own_name(client, at) for client, at in visits.items()}
+            state = {
+                "round": round,
+                "shared": sums[f"shared-{round:06d}.safetensors"],
+                "own": {name: s for name, s in owns.items() if name in wanted},
+            }
+            tree.write(self.checkpoints / f"state-{round:06d}.json", json.dumps(state).encode())
+            self._clear(round, state["own"])
 
     def restore(self) -> tuple[int, Tree, dict[int, int], str]:
         """The newest valid state: rounds done, shared, visits, and a notice if the newest was damaged.
@@ -130,15 +152,15 @@ class Record:
                 )
                 for name, checksum in state["own"].items():
                     tree.load(self.checkpoints / name, checksum)
-            except (InputError, ValueError, KeyError, TypeError) as error:
+                visits = {int(name[4:10]): int(name[11:17]) for name in state["own"]}
+            except (InputError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 cause = str(error) if isinstance(error, InputError) else f"{path}: damaged"
                 notice = f"{cause}; went back to the checkpoint before"
                 continue
-            visits = {int(name[4:10]): int(name[11:17]) for name in state["own"]}
             self._cut(state["round"])
             return state["round"], shared, visits, notice
         if notice:
-            raise InputError(f"{notice.partition(';')[0]}; no other checkpoint is left: start the run anew")
+            raise InputError(f"{notice.partition(';')[0]}; no other checkpoint is valid: start a new run")
         self._cut(0)
         return 0, {}, {}, ""
 
@@ -162,18 +184,30 @@ class Record:
                 path.unlink()
 
     def _cut(self, round: int) -> None:
-        """Drops the lines of rounds after `round`, a half-written one too."""
+        """Drops the lines of rounds after `round`, a half-written one too, and files half-written by a kill."""
         for name, columns in (("rounds.csv", ROUND_COLUMNS), ("clients.csv", CLIENT_COLUMNS)):
-            kept = [row for row in _rows(self.folder / name) if int(row["round"]) <= round]
+            kept = [row for row in _rows(self.folder / name, columns) if int(row["round"]) <= round]
+            if sorted({int(row["round"]) for row in kept}) != list(range(1, round + 1)):
+                raise InputError(f"{self.folder / name}: damaged, not every round from 1 to {round} is in it")
             self._table(name, columns, kept)
-        for path in self.checkpoints.glob(".*.tmp"):
+        events = [e for e in read_events(self.folder) if e.get("round", 0) <= round]
+        if events:
+            with self._writing(self.folder / "events.jsonl"):
+                tree.write(self.folder / "events.jsonl", "".join(map(_event_line, events)).encode())
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Removes the temporary files that a kill left behind."""
+        for path in [*self.folder.glob("*.tmp"), *self.checkpoints.glob("*.tmp")]:
             path.unlink()
 
     def _table(self, name: str, columns: tuple[str, ...], rows: Iterable[dict[str, Any]]) -> None:
-        tree.write(self.folder / name, (",".join(columns) + "\n" + _lines(columns, rows)).encode())
+        with self._writing(self.folder / name):
+            tree.write(self.folder / name, (",".join(columns) + "\n" + _lines(columns, rows)).encode())
 
     def _add(self, name: str, columns: tuple[str, ...], rows: Iterable[dict[str, Any]]) -> None:
-        with open(self.folder / name, "a", encoding="utf-8", newline="") as file:
+        path = self.folder / name
+        with self._writing(path), open(path, "a", encoding="utf-8", newline="") as file:
             file.write(_lines(columns, rows))
             file.flush()
             os.fsync(file.fileno())
@@ -184,16 +218,48 @@ class Record:
 
 def unique(parent: Path, name: str) -> Path:
     """A folder for a run that nobody else has: the name, the time, and a number if need be. It is made."""
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}").strip("-.")[:90]
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{name[:70]}-{time.strftime('%Y%m%d-%H%M%S')}").strip("-.")
     for number in range(1, 1000):
         folder = parent / (stem if number == 1 else f"{stem}-{number}")
         try:
             make_folder(parent)
             folder.mkdir()
             return folder
-        except FileExistsError:
+        except (FileExistsError, FileNotFoundError):  # taken, or `parent` was removed meanwhile
             continue
+        except OSError as error:
+            raise InputError(f"{folder}: cannot be made ({error.strerror}); name an --out") from error
     raise InputError(f"{parent / stem}: a thousand runs of that name exist; name another --out")
+
+
+def rounds_done(folder: Path) -> int:
+    """Rounds that a resumption need not do again: those with a line in rounds.csv and a checkpoint."""
+    states = [path.stem[6:] for path in (folder / "checkpoint").glob("state-*.json")]
+    newest = max((int(number) for number in states if number.isdecimal()), default=0)
+    return min(newest, len(_rows(folder / "rounds.csv", ROUND_COLUMNS)))
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """The events of a run, without a last line that a kill cut short."""
+    path = folder / "events.jsonl"
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    events = []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict) or not isinstance(event.get("round", 0), int):
+            raise InputError(f"{path}: damaged in line {number}; correct or remove that line")
+        events.append(event)
+    return events
+
+
+def _event_line(event: dict[str, Any]) -> str:
+    return json.dumps(event, allow_nan=False) + "\n"
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
@@ -205,7 +271,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
         raise InputError(
             f"{path}: cannot be read ({error.strerror}); is {folder} the folder of a run?"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: damaged, not valid JSON ({error})") from error
     if not isinstance(values, dict):
         raise InputError(f"{path}: damaged, no JSON object")
@@ -214,34 +280,43 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 def read_curves(folder: Path) -> Curves:
     """The raw curves of a run, from its two tables. Raises InputError if one is missing or damaged."""
-    rounds, clients = _rows(folder / "rounds.csv"), _rows(folder / "clients.csv")
+    rounds = _rows(folder / "rounds.csv", ROUND_COLUMNS)
+    clients = _rows(folder / "clients.csv", CLIENT_COLUMNS)
     count = len({row["client"] for row in clients})
     on_local: list[list[float | None]] = [[None] * count for _ in rounds]
     sampled: list[list[int]] = [[] for _ in rounds]
     local: list[dict[int, float | None]] = [{} for _ in rounds]
     sizes: dict[int, int] = {}
-    for row in clients:
-        at, client = int(row["round"]) - 1, int(row["client"])
-        if at >= len(rounds):
-            continue
-        on_local[at][client] = _number(row["global_on_local_acc"])
-        sizes[client] = int(row["test_samples"])
-        if row["sampled"] == "1":
-            sampled[at].append(client)
-            local[at][client] = _number(row["local_acc"])
-    return Curves([_number(r["global_acc"]) for r in rounds], sampled, on_local, local, sizes)
+    try:
+        for row in clients:
+            at, client = int(row["round"]) - 1, int(row["client"])
+            if at >= len(rounds):
+                continue
+            on_local[at][client] = _number(row["global_on_local_acc"])
+            sizes[client] = int(row["test_samples"])
+            if row["sampled"] == "1":
+                sampled[at].append(client)
+                local[at][client] = _number(row["local_acc"])
+        return Curves([_number(r["global_acc"]) for r in rounds], sampled, on_local, local, sizes)
+    except (ValueError, IndexError) as error:
+        raise InputError(f"{folder}: rounds.csv or clients.csv is damaged ({error})") from error
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def _rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
     """Complete lines of a table; a last line that a kill cut short is left out."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise InputError(
             f"{path}: cannot be read ({error.strerror}); is this the folder of a run?"
         ) from error
-    whole = text[: text.rfind("\n") + 1]
-    return [row for row in csv.DictReader(io.StringIO(whole)) if None not in row.values() and None not in row]
+    header, *lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))) or [[]]
+    if tuple(header) != columns:
+        raise InputError(f"{path}: damaged, its first line is not {','.join(columns)}")
+    for number, line in enumerate(lines, 2):
+        if len(line) != len(columns) or not line[0].isdecimal() or line[0] == "0":
+            raise InputError(f"{path}: damaged in line {number}")
+    return [dict(zip(columns, line, strict=True)) for line in lines]
 
 
 def _lines(columns: tuple[str, ...], rows: Iterable[dict[str, Any]]) -> str:
@@ -252,27 +327,41 @@ def _lines(columns: tuple[str, ...], rows: Iterable[dict[str, Any]]) -> str:
 
 
 def _number(cell: str) -> float | None:
-    return float(cell) if cell else None
+    value = float(cell) if cell else None
+    if value is not None and not 0 <= value <= 1:
+        raise ValueError(f"{cell} is no accuracy")
+    return value
 
 
 def _own_name(client: int, round: int) -> str:
     return f"own-{client:06d}-{round:06d}.safetensors"
 
 
+def _refuse_used(folder: Path) -> None:
+    """Raises InputError for a folder that holds something else than a start that was cut short."""
+    if os.path.exists(folder / "run.json"):
+        raise InputError(f"--out {folder}: holds a run already; go on with --resume, or name another folder")
+    try:
+        names = set(os.listdir(folder)) if os.path.isdir(folder) else set()
+    except OSError as error:
+        raise InputError(f"--out {folder}: cannot be read ({error.strerror})") from error
+    begun = _BEGUN if ".lock" in names else set()
+    if any(name not in begun and not name.endswith(".tmp") for name in names):
+        raise InputError(f"--out {folder}: is not empty; name another folder")
+
+
 def make_folder(folder: Path) -> None:
     """Makes a folder; every part of the path that does not exist yet must be a name that any system takes."""
     for part in (folder, *folder.parents):
-        if part.exists():
+        if os.path.exists(part):
             break
         name = part.name
-        if (
-            not re.fullmatch(r"[A-Za-z0-9._-]{1,99}", name)
-            or _RESERVED.fullmatch(name)
-            or name.strip(".") != name
-        ):
+        safe = re.fullmatch(r"[A-Za-z0-9._-]{1,99}", name) and name.strip(".") == name
+        if not safe or _RESERVED.fullmatch(name):
+            shown = name if len(name) < 120 else f"{name[:100]}..."
             raise InputError(
-                f"--out {folder}: '{name}' is no safe folder name; use up to 99 letters, digits, '.', '-' and "
-                "'_', no dot at either end, and no reserved word such as CON"
+                f"--out: '{shown}' is no safe folder name; use up to 99 letters, digits, '.', '-' and '_', "
+                "no dot at either end, and no reserved word such as CON"
             )
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from fedkper.data.partition import Partition
 from fedkper.execute import Call, Executor, Site, executor
 from fedkper.experiment import Experiment
 from fedkper.lanes import Lanes
-from fedkper.method import Update, falls_back, refusal, traffic, weights
+from fedkper.method import Update, falls_back, refusal, weights
 from fedkper.methods import parse as parse_method
 from fedkper.metrics import Curves
 from fedkper.record import Record
@@ -110,7 +110,7 @@ def _round(site: Site, pool: Executor, record: Record, state: State) -> dict[str
     train, local_eval, merge, global_eval = (b - a for a, b in zip(clock, clock[1:], strict=False))
     line = {"round": t + 1} | metrics.per_round(state.curves)[-1]
     line |= {"train_seconds": train, "merge_seconds": merge, "eval_seconds": local_eval + global_eval}
-    line |= {"down_bytes": down, "up_bytes": sum(traffic(u) for u in updates.values())}
+    line |= {"down_bytes": down, "up_bytes": sum(site.method.payload(u) for u in updates.values())}
     rows = []
     for k in range(e.clients):
         row: dict[str, Any] = {"round": t + 1, "client": k, "sampled": int(k in updates)}
@@ -155,7 +155,7 @@ def _merge(
             "fallback", round=state.round + 1, reason="no usable weight: clients count by their samples"
         )
     state.shared = site.method.merge(state.shared, together)
-    scored = site.method.global_model(state.shared, together)
+    scored = site.method.global_model(site.model, state.shared, together)
     differing = {k: v for k, v in scored.items() if state.shared.get(k) is not v}
     pool.broadcast("receive", state.shared, differing)
     return dict(zip(admitted, weights(together).tolist(), strict=True))

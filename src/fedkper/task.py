@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedkper.lanes import Lanes, Out
-from fedkper.losses import Batch
-from fedkper.tree import Tree
+from fedkper.losses import Batch, ce
+from fedkper.tree import Tree, across
 
 Loss = Callable[[Tree, Batch], Tensor]
 
@@ -43,7 +44,7 @@ class SGD:
     momentum: float = 0.9
     weight_decay: float = 1e-5
     clip: float = 0.0
-    """Largest gradient norm of a step; 0 clips nothing."""
+    """Largest gradient norm of a step, of each model on its own; 0 clips nothing."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +68,20 @@ class Task:
     """0-based"""
     rounds: int = 1
 
-    def batches(self, epochs: int, purpose: str = "batches") -> Iterator[tuple[Batch, list[bool]]]:
+    def batches(
+        self, epochs: int, purpose: str = "batches", share: float = 1.0
+    ) -> Iterator[tuple[Batch, list[bool]]]:
         """Shuffled mini-batches, the last of an epoch may be short; with each, which lanes still train: [L].
 
         Every lane goes through its own epochs without waiting for longer ones. A lane that has run out
-        replays its first batch, so no method ever sees an empty one.
+        replays its first batch, so no method ever sees an empty one. `share`: only so much of the data, one
+        batch at least, by chance and the same in every call for that purpose.
         """
         plans = []
         for n, stream in zip(self.n.tolist(), self.streams, strict=True):
             orders = stream.orders(purpose, n, epochs)
-            plans.append([part for order in orders for part in order.split(self.batch)])
+            used = n if share == 1 else min(n, max(self.batch, int(share * n)))
+            plans.append([part for order in orders for part in order[:used].split(self.batch)])
         lane = torch.arange(len(plans), device=self.y.device)[:, None]
         for step in range(max(len(plan) for plan in plans)):
             alive = [step < len(plan) for plan in plans]
@@ -91,22 +96,28 @@ class Task:
             yield Batch(pixels(self.x[lane, i]), self.y[lane, i], w, i), alive
 
     def fit(
-        self, loss: Loss, theta: Tree, epochs: int | None = None, purpose: str = "batches", lr: float = 0.0
+        self,
+        loss: Loss,
+        theta: Tree,
+        epochs: int | None = None,
+        purpose: str = "batches",
+        sgd: SGD | None = None,
     ) -> Tree:
         """SGD on `loss` from `theta`: the trained copy. A leaf that the loss does not reach stays as it is.
 
         Gradients of different lanes never meet: per-lane losses are summed and differentiated once.
         """
         theta = {k: v.detach().clone() for k, v in theta.items()}
-        leaves = [v.requires_grad_() for k, v in theta.items() if self.model.trainable(k, v)]
-        sgd = self.sgd
+        trained = self.model.parameters(theta)
+        leaves = [v.requires_grad_() for v in trained.values()]
+        sgd = sgd or self.sgd
         optimiser = torch.optim.SGD(
-            leaves, lr or sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay, fused=True
+            leaves, sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay, fused=True
         )
         for b, alive in self.batches(self.epochs if epochs is None else epochs, purpose):
             grads = torch.autograd.grad(loss(theta, b).sum(), leaves, allow_unused=True)
             if sgd.clip:
-                grads = clipped(grads, sgd.clip)
+                grads = clipped(dict(zip(trained, grads, strict=True)), sgd.clip)
             for leaf, grad in zip(leaves, grads, strict=True):
                 # The fused step pairs numbers by their place in memory, so both must lie alike.
                 alike = grad is None or grad.stride() == leaf.stride()
@@ -122,6 +133,36 @@ class Task:
         """Features [L, N, D] and logits [L, N, C] of the train data, in evaluation mode."""
         parts = [self.model(theta, pixels(x), train=False) for x in self.x.split(CHUNK, dim=1)]
         return Out(torch.cat([p.features for p in parts], 1), torch.cat([p.logits for p in parts], 1))
+
+    def fisher(self, theta: Tree, size: int) -> Tree:
+        """Empirical Fisher information, diagonal: the mean over mini-batches of the squared gradient of the
+        batch's mean cross entropy, until more than `size` samples were seen; evaluation mode.
+        """
+        squares = {k: torch.zeros_like(v) for k, v in self.model.parameters(theta).items()}
+        count = torch.zeros(len(self.n), device=self.n.device)
+        for grads, alive in self._gradients(theta, size // self.batch + 1):
+            count += alive
+            for k, g in grads.items():
+                squares[k] += across(alive, g) * g.square()
+        return {k: s / across(count.clamp(min=1), s) for k, s in squares.items()}
+
+    def fisher_trace(self, theta: Tree) -> Tensor:
+        """Sum over an epoch's mini-batches of the squared norm of that gradient: [L]."""
+        trace = torch.zeros(len(self.n), device=self.n.device)
+        for grads, alive in self._gradients(theta, None):
+            trace += alive * torch.stack([g.reshape(len(g), -1).square().sum(1) for g in grads.values()]).sum(
+                0
+            )
+        return trace
+
+    def _gradients(self, theta: Tree, most: int | None) -> Iterator[tuple[Tree, Tensor]]:
+        """Gradients of the mean cross entropy of `most` mini-batches of an epoch, and which lanes count: [L]."""
+        theta = {k: v.detach() for k, v in theta.items()}
+        leaves = {k: v.clone().requires_grad_() for k, v in self.model.parameters(theta).items()}
+        for b, alive in islice(self.batches(1, "fisher"), most):
+            loss = ce(self.model(theta | leaves, b.x, train=False).logits, b).sum()
+            grads = torch.autograd.grad(loss, list(leaves.values()))
+            yield dict(zip(leaves, grads, strict=True)), torch.tensor(alive, device=self.n.device)
 
     @property
     def mask(self) -> Tensor:
@@ -144,11 +185,15 @@ def look_up(table: Tensor, b: Batch) -> Tensor:
     return table[torch.arange(len(table), device=table.device)[:, None], b.i]
 
 
-def clipped(grads: Sequence[Tensor | None], limit: float) -> list[Tensor | None]:
-    """Gradients scaled down, per lane, to a norm of at most `limit`."""
-    square = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in grads if g is not None]).sum(0)
-    scale = (limit / square.sqrt().clamp(min=1e-12)).clamp(max=1)
-    return [None if g is None else g * _across(scale, g) for g in grads]
+def clipped(grads: dict[str, Tensor | None], limit: float) -> list[Tensor | None]:
+    """Gradients scaled down to a norm of at most `limit`, per lane and per sub-tree: each model on its own."""
+    squares: dict[str, Tensor] = {}
+    for name, g in grads.items():
+        if g is not None:
+            group = name.rpartition("/")[0]
+            squares[group] = squares.get(group, 0) + g.reshape(len(g), -1).square().sum(1)
+    scales = {group: (limit / s.sqrt().clamp(min=1e-12)).clamp(max=1) for group, s in squares.items()}
+    return [None if g is None else g * across(scales[n.rpartition("/")[0]], g) for n, g in grads.items()]
 
 
 @torch.no_grad()
@@ -156,9 +201,4 @@ def _put_back(leaves: list[Tensor], before: list[Tensor], alive: list[bool]) -> 
     """Undoes a step in the lanes that have run out of data."""
     on = torch.tensor(alive, device=leaves[0].device)
     for leaf, old in zip(leaves, before, strict=True):
-        leaf.copy_(torch.where(_across(on, leaf), leaf, old))
-
-
-def _across(lanes: Tensor, leaf: Tensor) -> Tensor:
-    """[L] shaped so that it multiplies a leaf [L, ...]."""
-    return lanes.view(-1, *[1] * (leaf.dim() - 1))
+        leaf.copy_(torch.where(across(on, leaf), leaf, old))

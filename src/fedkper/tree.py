@@ -34,6 +34,21 @@ def rest(tree: Tree) -> Tree:
     return {k: v for k, v in tree.items() if "/" not in k}
 
 
+def choose(which: Tensor, a: Tree, b: Tree) -> Tree:
+    """The leaves of `a` in the lanes where `which` [L] is true, else those of `b`."""
+    return {k: torch.where(across(which, v), v, b[k]) for k, v in a.items()}
+
+
+def across(lanes: Tensor, leaf: Tensor) -> Tensor:
+    """[L] shaped so that it combines with a leaf [L, ...]."""
+    return lanes.view(-1, *[1] * (leaf.dim() - 1))
+
+
+def spread(tree: Tree, count: int) -> Tree:
+    """One lane, seen `count` times, without copies."""
+    return {k: v.expand(count, *v.shape[1:]) for k, v in tree.items()}
+
+
 def stack(trees: list[Tree]) -> Tree:
     """Trees of one lane or more beside each other: [L1, ...], [L2, ...] -> [L1 + L2, ...]."""
     return {k: torch.cat([t[k] for t in trees]) for k in (trees[0] if trees else ())}
@@ -77,6 +92,8 @@ def finite(tree: Tree) -> Tensor:
     """Per lane, whether every number is finite: [L] bool."""
     # A sum is non-finite as soon as one term is (overflow of finite terms is ruled out by float64).
     sums = [_flat(v).sum(1, dtype=torch.float64) for v in tree.values() if v.is_floating_point()]
+    if not sums:
+        return torch.ones(len(next(iter(tree.values()))) if tree else 1, dtype=torch.bool)
     return torch.stack(sums).isfinite().all(0)
 
 
@@ -98,7 +115,8 @@ def load(path: Path, checksum: str | None = None) -> Tree:
         data = path.read_bytes()
         if checksum is not None and hashlib.blake2b(data, digest_size=16).hexdigest() != checksum:
             raise InputError(f"{path}: damaged (the checksum does not match)")
-        return dict(decode(data))
+        # The file packs its tensors; sums over memory that is not aligned are rounded differently.
+        return {k: v.clone() for k, v in decode(data).items()}
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path}: cannot be read as safetensors ({error})") from error
 

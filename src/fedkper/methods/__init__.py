@@ -12,12 +12,32 @@ from typing import Any
 
 from fedkper.errors import InputError
 from fedkper.method import Method
+from fedkper.methods.ditto import Ditto
+from fedkper.methods.fedala import FedALA
+from fedkper.methods.fedas import FedAS
 from fedkper.methods.fedavg import FedAvg
+from fedkper.methods.fedbabu import FedBABU
+from fedkper.methods.fedcurv import FedCurv
+from fedkper.methods.fedkd import FedKD
 from fedkper.methods.fedkper import FedKPer
+from fedkper.methods.fedntd import FedNTD
+from fedkper.methods.fedper import FedPer
+from fedkper.methods.fedprox import FedProx
+from fedkper.methods.moon import MOON
 from fedkper.ranges import check, convert
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
+    "fedcurv": FedCurv,
+    "moon": MOON,
+    "fedprox": FedProx,
+    "fedntd": FedNTD,
+    "fedas": FedAS,
+    "fedala": FedALA,
+    "ditto": Ditto,
+    "fedper": FedPer,
+    "fedkd": FedKD,
+    "fedbabu": FedBABU,
     "fedkper": FedKPer,
 }
 

@@ -1,0 +1,53 @@
+"""Ditto: beside FedAvg's model, a site trains a personal one that is pulled towards the received model.
+
+Li, Hu, Beirami, Smith (2021), Ditto: fair and robust federated learning through personalization, ICML.
+Specification 4.8:
+
+    v <- v - lr (grad CE(v) + lam (v - theta^t))        theta^t is the model received in this round
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import Tensor
+
+from fedkper.lanes import Lanes
+from fedkper.losses import Batch, ce
+from fedkper.method import Method, Update, unstable
+from fedkper.ranges import Range
+from fedkper.task import SGD, Task
+from fedkper.tree import Tree, prefix, sqdist, sub
+
+
+@dataclass(frozen=True)
+class Ditto(Method):
+    """The personal model has an optimiser and a batch order of its own, so the global model is FedAvg's."""
+
+    lam: Annotated[float, Range(0)] = 1.0
+    """Pull towards the received model; 0 is training alone."""
+    epochs: Annotated[int, Range(0)] = 5
+    """Epochs E_p of the personal model in a round."""
+
+    def check(self, sgd: SGD) -> str:
+        return unstable("lam", self.lam, sgd)
+
+    def init(self, model: Lanes, params: Tree) -> tuple[Tree, Tree]:
+        return params, prefix("personal", params)
+
+    def start(self, task: Task, shared: Tree, own: Tree) -> tuple[Tree, Tree]:
+        return shared, prefix("received", task.model.parameters(shared))
+
+    def finish(self, task: Task, theta: Tree, fixed: Tree, own: Tree) -> Update:
+        received = sub("received", fixed)
+
+        def pulled(v: Tree, b: Batch) -> Tensor:
+            distance = sqdist(task.model.parameters(v), received)
+            return ce(task.model(v, b.x).logits, b) + self.lam / 2 * distance
+
+        personal = task.fit(pulled, sub("personal", own), self.epochs, "personal")
+        return Update(theta, task.n.float(), prefix("personal", personal), task.n)
+
+    def local_model(self, task: Task, shared: Tree, update: Update) -> Tree:
+        return sub("personal", update.own)

@@ -1,0 +1,149 @@
+"""FedKD: a private teacher and a shared student teach each other; the student's update is sent compressed.
+
+Wu, Wu, Lyu, Huang, Xie (2022), Communication-efficient federated learning via knowledge distillation, Nature
+Communications. Specification 4.10, s for student, t for teacher, f their features, W_h a private projection:
+
+    L_s = CE_s + (KL(t || s) + H) / (CE_s + CE_t)       L_t = CE_t + (KL(s || t) + H) / (CE_s + CE_t)
+    H   = MSE(f_t, W_h f_s)
+    each matrix of the update is cut to the smallest rank that keeps a share e_t of its squared singular values,
+    e_t = .95 + t / T (.98 - .95); the server averages the updates, clients alike, and cuts the mean again
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedkper.errors import InputError, RunError
+from fedkper.lanes import Lanes
+from fedkper.losses import Batch, ce, kl, mean
+from fedkper.method import Method, Update
+from fedkper.ranges import Range
+from fedkper.task import SGD, Task
+from fedkper.tree import Tree, finite, nbytes, prefix, rest, sub, weighted_mean
+
+
+class Losses(NamedTuple):
+    student: Tensor  # [L]
+    teacher: Tensor  # [L]
+
+
+@dataclass(frozen=True)
+class FedKD(Method):
+    """Teacher and student have one architecture here, and start alike; the projection starts as the identity."""
+
+    energy_start: Annotated[float, Range(0, 1, above=True)] = 0.95
+    """Share of the squared singular values kept in the first round."""
+    energy_end: Annotated[float, Range(0, 1, above=True)] = 0.98
+    """What that share tends to in the last round."""
+    clip: Annotated[float, Range(0)] = 10.0
+    """Largest gradient norm of student, teacher and projection, each; 0 clips nothing."""
+
+    def sgd(self, task: Task) -> SGD:
+        return dataclasses.replace(task.sgd, clip=self.clip or task.sgd.clip)
+
+    def init(self, model: Lanes, params: Tree) -> tuple[Tree, Tree]:
+        width = next((v.shape[-1] for v in model.split(params)[1].values() if v.dim() == 3), 0)
+        if not width:
+            raise InputError(
+                "fedkd needs a head that begins with a linear layer, to know the number of features"
+            )
+        eye = torch.eye(width, dtype=next(iter(params.values())).dtype)[None]
+        return params | {"energy/kept": torch.zeros(1)}, prefix("teacher", params) | {
+            "projection/weight": eye
+        }
+
+    def start(self, task: Task, shared: Tree, own: Tree) -> tuple[Tree, Tree]:
+        return rest(shared) | own, prefix("received", rest(shared))
+
+    def loss(self, task: Task, theta: Tree, fixed: Tree, b: Batch) -> Tensor:
+        student, teacher = task.model(rest(theta), b.x), task.model(sub("teacher", theta), b.x)
+        projected = student.features @ theta["projection/weight"].transpose(1, 2)
+        return sum(
+            self.losses(student.logits, teacher.logits, projected, teacher.features, b), torch.tensor(0.0)
+        )
+
+    def losses(self, z_s: Tensor, z_t: Tensor, f_s: Tensor, f_t: Tensor, b: Batch) -> Losses:
+        """From logits [L, B, C] and features [L, B, D], the student's already projected."""
+        ce_s, ce_t = ce(z_s, b), ce(z_t, b)
+        hidden = mean((f_t - f_s).square().mean(-1), b)
+        both = ce_s + ce_t
+        return Losses(ce_s + (kl(z_t, z_s, b) + hidden) / both, ce_t + (kl(z_s, z_t, b) + hidden) / both)
+
+    def energy(self, t: int, rounds: int) -> float:
+        return self.energy_start + t / rounds * (self.energy_end - self.energy_start)
+
+    def finish(self, task: Task, theta: Tree, fixed: Tree, own: Tree) -> Update:
+        kept = torch.full((len(task.n),), self.energy(task.round, task.rounds), device=task.n.device)
+        change = {k: v - fixed[f"received/{k}"] for k, v in rest(theta).items()}
+        if bool(finite(change).all()):  # else the server refuses it, by name
+            change, ranks = compressed(change, kept)
+        else:
+            ranks = {}
+        stays = {k: v for k, v in theta.items() if "/" in k}
+        weight = torch.ones_like(task.n, dtype=torch.float32)
+        return Update(change | {"energy/kept": kept}, weight, stays, task.n, prefix("rank", ranks))
+
+    def merge(self, shared: Tree, update: Update) -> Tree:
+        average = weighted_mean(update.shared, update.weight)
+        change, _ = compressed(rest(average), average["energy/kept"])
+        return {k: shared[k] + v for k, v in change.items()} | {"energy/kept": average["energy/kept"]}
+
+    def local_model(self, task: Task, shared: Tree, update: Update) -> Tree:
+        return sub("teacher", update.own)
+
+    def payload(self, update: Update) -> int:
+        """Bytes sent: a matrix of rank r as two factors where they are smaller than the matrix."""
+        size = nbytes(update.shared)
+        for name, rank in sub("rank", update.sums).items():
+            leaf = update.shared[name][0]
+            rows, columns = leaf.shape[0], leaf[0].numel()
+            size -= max(0, rows * columns - int(rank) * (rows + columns)) * leaf.element_size()
+        return size
+
+
+def compressed(change: Tree, energy: Tensor) -> tuple[Tree, Tree]:
+    """Every matrix [L, m, ...] cut to the rank that keeps `energy` [L], kernels as m x rest; and the ranks [L].
+
+    What two factors would not make smaller stays whole. Raises RunError that names a non-finite parameter.
+    """
+    done, ranks = dict(change), {}
+    for name, leaf in change.items():
+        if leaf.dim() < 3 or not leaf.is_floating_point():
+            continue
+        matrix = leaf.flatten(2)
+        if not bool(matrix.isfinite().all()):
+            raise RunError(f"fedkd: {name} is not finite and cannot be compressed: try a smaller --lr")
+        cut, rank = truncated(matrix, energy)
+        smaller = rank * (matrix.shape[1] + matrix.shape[2]) < matrix.shape[1] * matrix.shape[2]
+        done[name] = torch.where(smaller[:, None, None], cut, matrix).view_as(leaf)
+        ranks[name] = torch.where(smaller, rank, min(matrix.shape[1:]))
+    return done, ranks
+
+
+def truncated(matrix: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
+    """[L, m, n] at the smallest rank [L] that keeps `energy` [L] of the squared singular values.
+
+    By the eigenvectors of the smaller Gram matrix in float64, many times faster than a singular value
+    decomposition and, for what is kept here, as exact.
+    """
+    wide = matrix.shape[1] <= matrix.shape[2]
+    a = (matrix if wide else matrix.transpose(1, 2)).double()
+    values, vectors = torch.linalg.eigh(a @ a.transpose(1, 2))
+    values, vectors = values.flip(-1).clamp(min=0), vectors.flip(-1)
+    rank = rank_for(values, energy)
+    kept = vectors * (torch.arange(values.shape[-1], device=rank.device) < rank[:, None])[:, None]
+    cut = kept @ (kept.transpose(1, 2) @ a)
+    return (cut if wide else cut.transpose(1, 2)).to(matrix.dtype), rank
+
+
+def rank_for(squares: Tensor, energy: Tensor) -> Tensor:
+    """Smallest rank [L] whose leading squared singular values [L, n], descending, hold `energy` [L] of their sum."""
+    sums = squares.cumsum(-1)
+    goal = energy.double()[:, None] * sums[:, -1:] * (1 - 1e-12)
+    rank = (sums < goal).sum(-1) + 1
+    return torch.where(sums[:, -1] > 0, rank.clamp(max=squares.shape[-1]), 0)

@@ -1,0 +1,103 @@
+"""Reads the words of a command line: one sentence, with the option's name, for whatever is wrong in them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from fedkper.errors import InputError
+from fedkper.methods import near
+from fedkper.ranges import Range, convert
+
+
+def read(command: type, words: Sequence[str], prog: str) -> dict[str, Any]:
+    """The values that the words name, by field of `command`: --field VALUE, --field=VALUE.
+
+    A field of type bool takes no value, a tuple takes all up to the next option, a field without a default
+    is positional. Raises InputError for an unknown option (with a near match), one given twice, a missing
+    or empty value, and a value of another type. Ranges are checked with those of a configuration file.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    required = [f.name for f in dataclasses.fields(command) if f.default is dataclasses.MISSING]
+    known = {"--" + f.name.replace("_", "-"): f.name for f in dataclasses.fields(command)}
+    known = {option: name for option, name in known.items() if name not in required}
+    values: dict[str, Any] = {}
+    at = 0
+    while at < len(words):
+        if not words[at].startswith("-"):
+            _take_positional(values, required, hints, words[at], prog)
+            at += 1
+            continue
+        option, equals, value = words[at].partition("=")
+        option, at = option.replace("_", "-"), at + 1
+        if option not in known:
+            raise InputError(f"{option}: no such option{near(option, known)}; {prog} --help lists them")
+        hint = hints[known[option]]
+        kind, many = _kind(hint)
+        end = at
+        if not equals and kind is not bool:
+            limit = len(words) if many else min(at + 1, len(words))
+            while end < limit and not words[end].startswith("--"):
+                end += 1
+        texts = [value] if equals else list(words[at:end])
+        if known[option] in values:
+            raise InputError(f"{option}: given twice; which one is meant?")
+        values[known[option]], at = _value(texts, hint, option), end
+    if missing := [name for name in required if name not in values]:
+        raise InputError(f"{prog}: {missing[0].upper()} is missing; see {prog} --help")
+    return values
+
+
+def _kind(hint: Any) -> tuple[Any, bool]:
+    """The type of one value, and whether there may be several: without ranges and None."""
+    if get_origin(hint) is Annotated:
+        return _kind(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return _kind(next(kind for kind in get_args(hint) if kind is not NoneType))
+    if get_origin(hint) is tuple:
+        return _kind(get_args(hint)[0])[0], True
+    return hint, False
+
+
+def _value(texts: list[str], hint: Any, option: str) -> Any:
+    kind, many = _kind(hint)
+    if kind is bool:
+        if texts:
+            raise InputError(f"{option} {texts[0]}: takes no value")
+        return True
+    if not texts:
+        raise InputError(f"{option}: its value is missing")
+    values = tuple(_one(text, hint, option) for text in texts)
+    return values if many else values[0]
+
+
+def _one(text: str, hint: Any, option: str) -> Any:
+    kind, _ = _kind(hint)
+    if not text.strip():
+        raise InputError(f"{option}: its value is empty")
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        if text not in choices:
+            raise InputError(
+                f"{option} {text}: must be one of {', '.join(choices)}{near(text, choices)}"
+            )
+        return text
+    if kind in (str, Path):
+        return kind(text)
+    limits = [a for a in get_args(hint) if isinstance(a, Range)] if get_origin(hint) is Annotated else []
+    return convert(text, kind, option, limits[0] if limits else None)
+
+
+def _take_positional(
+    values: dict[str, Any], names: Sequence[str], hints: dict[str, Any], word: str, prog: str
+) -> None:
+    if not names:
+        raise InputError(f"{prog}: '{word}' is not expected here; options start with --")
+    _, many = _kind(hints[names[0]])
+    if names[0] in values and not many:
+        raise InputError(f"{prog}: '{word}' is one too many")
+    value = _one(word, hints[names[0]], f"{prog}: {names[0].upper()}")
+    values[names[0]] = (*values.get(names[0], ()), value) if many else value
