@@ -1,4 +1,4 @@
-"""How clients run: in this process, or on a pool of single-threaded workers, one a core, with the same results."""
+"""How clients run, with the same results: in this process, or on single-threaded workers, one a core."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
@@ -76,7 +77,7 @@ class Site:
 
 
 class Worker:
-    """The work itself, wherever it runs. Keeps what it last received and trained, for the evaluation after."""
+    """The work itself, wherever it runs. Keeps what it last received and trained, to evaluate it later."""
 
     def __init__(self, site: Site, device: str = "cpu") -> None:
         self.site = site
@@ -196,7 +197,7 @@ class Pool:
         self.pipes: list[Connection] = []
         self.processes = []
         context = mp.get_context("spawn")
-        with _importable_main():
+        with _importable_main(), _interrupts_later():
             for _ in range(size):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_serve, args=(theirs, site.experiment.method), daemon=True)
@@ -294,15 +295,29 @@ class _importable_main:
 
     def __enter__(self) -> None:
         self.main = sys.modules["__main__"]
-        self.kept = {k: vars(self.main).pop(k) for k in ("__file__", "__spec__") if k in vars(self.main)}
+        hidden = [name for name in ("__file__", "__spec__") if name in vars(self.main)]
+        self.kept: dict[str, Any] = {name: vars(self.main).pop(name) for name in hidden}
         self.main.__spec__ = None
 
     def __exit__(self, *_: object) -> None:
         vars(self.main).update(self.kept)
 
 
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Ctrl-C reaches this process when the block ends; a worker started in it takes it for ignored."""
+    if not hasattr(signal, "pthread_sigmask"):  # not a POSIX system
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _Pickler(ForkingPickler):
-    """Messages between this program's own processes. Tensors in shared memory go as handles, others as arrays."""
+    """Messages between our own processes: tensors in shared memory as handles, others as arrays."""
 
     def reducer_override(self, thing: Any) -> Any:
         if isinstance(thing, Tensor) and not thing.is_shared():

@@ -61,7 +61,7 @@ class Experiment:
     partition_seed: Annotated[int, Range(0, 2**32 - 1)] = 1
     """seed of the partition and the local split, apart from the seed of the run"""
     sampling: Literal["official", "seeded"] = "official"
-    """official: the same clients in round t for every seed, as in the paper's code; seeded: drawn from the seed"""
+    """official: the same clients in round t for every seed, as in the paper's code; seeded: by --seed"""
     seed: Annotated[int, Range(0, 2**32 - 1)] = 1
     """seed of everything else: initial model, batch order"""
 

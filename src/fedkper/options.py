@@ -81,9 +81,7 @@ def _one(text: str, hint: Any, option: str) -> Any:
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         if text not in choices:
-            raise InputError(
-                f"{option} {text}: must be one of {', '.join(choices)}{near(text, choices)}"
-            )
+            raise InputError(f"{option} {text}: must be one of {', '.join(choices)}{near(text, choices)}")
         return text
     if kind in (str, Path):
         return kind(text)

@@ -130,7 +130,7 @@ class Record:
             previous = self._state(round - 1) or {}
             owns = previous.get("own", {}) | {name: s for name, s in sums.items() if name.startswith("own")}
             wanted = {_own_name(client, at) for client, at in visits.items()}
-            state = {
+            state: dict[str, Any] = {
                 "round": round,
                 "shared": sums[f"shared-{round:06d}.safetensors"],
                 "own": {name: s for name, s in owns.items() if name in wanted},
@@ -161,6 +161,8 @@ class Record:
             return state["round"], shared, visits, notice
         if notice:
             raise InputError(f"{notice.partition(';')[0]}; no other checkpoint is valid: start a new run")
+        if len(_rows(self.folder / "rounds.csv")) > 1:
+            raise InputError(f"{self.checkpoints}: no checkpoint is there: start a new run")
         self._cut(0)
         return 0, {}, {}, ""
 
@@ -173,7 +175,7 @@ class Record:
 
     def _state(self, round: int) -> dict[str, Any] | None:
         path = self.checkpoints / f"state-{round:06d}.json"
-        return json.loads(path.read_text()) if path.is_file() else None  # type: ignore[no-any-return]
+        return json.loads(path.read_text()) if path.is_file() else None
 
     def _clear(self, round: int, own: dict[str, str]) -> None:
         """Removes what neither of the two newest states needs."""
@@ -184,11 +186,13 @@ class Record:
                 path.unlink()
 
     def _cut(self, round: int) -> None:
-        """Drops the lines of rounds after `round`, a half-written one too, and files half-written by a kill."""
+        """Drops the lines of rounds after `round`, and whatever a kill left half-written."""
         for name, columns in (("rounds.csv", ROUND_COLUMNS), ("clients.csv", CLIENT_COLUMNS)):
-            kept = [row for row in _rows(self.folder / name, columns) if int(row["round"]) <= round]
-            if sorted({int(row["round"]) for row in kept}) != list(range(1, round + 1)):
+            kept = [row for row in _rows(self.folder / name) if int(row["round"]) <= round]
+            if list(dict.fromkeys(int(row["round"]) for row in kept)) != list(range(1, round + 1)):
                 raise InputError(f"{self.folder / name}: damaged, not every round from 1 to {round} is in it")
+            if kept and kept[0].keys() != set(columns):
+                raise InputError(f"{self.folder / name}: has other columns than this version writes")
             self._table(name, columns, kept)
         events = [e for e in read_events(self.folder) if e.get("round", 0) <= round]
         if events:
@@ -236,7 +240,7 @@ def rounds_done(folder: Path) -> int:
     """Rounds that a resumption need not do again: those with a line in rounds.csv and a checkpoint."""
     states = [path.stem[6:] for path in (folder / "checkpoint").glob("state-*.json")]
     newest = max((int(number) for number in states if number.isdecimal()), default=0)
-    return min(newest, len(_rows(folder / "rounds.csv", ROUND_COLUMNS)))
+    return min(newest, len(_rows(folder / "rounds.csv")))
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
@@ -280,8 +284,8 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 def read_curves(folder: Path) -> Curves:
     """The raw curves of a run, from its two tables. Raises InputError if one is missing or damaged."""
-    rounds = _rows(folder / "rounds.csv", ROUND_COLUMNS)
-    clients = _rows(folder / "clients.csv", CLIENT_COLUMNS)
+    rounds = _rows(folder / "rounds.csv")
+    clients = _rows(folder / "clients.csv")
     count = len({row["client"] for row in clients})
     on_local: list[list[float | None]] = [[None] * count for _ in rounds]
     sampled: list[list[int]] = [[] for _ in rounds]
@@ -298,25 +302,27 @@ def read_curves(folder: Path) -> Curves:
                 sampled[at].append(client)
                 local[at][client] = _number(row["local_acc"])
         return Curves([_number(r["global_acc"]) for r in rounds], sampled, on_local, local, sizes)
-    except (ValueError, IndexError) as error:
+    except (KeyError, ValueError, IndexError) as error:
         raise InputError(f"{folder}: rounds.csv or clients.csv is damaged ({error})") from error
 
 
-def _rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
+def _rows(path: Path) -> list[dict[str, str]]:
     """Complete lines of a table; a last line that a kill cut short is left out."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
+        header, *lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))) or [[]]
     except OSError as error:
         raise InputError(
             f"{path}: cannot be read ({error.strerror}); is this the folder of a run?"
         ) from error
-    header, *lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))) or [[]]
-    if tuple(header) != columns:
-        raise InputError(f"{path}: damaged, its first line is not {','.join(columns)}")
+    except csv.Error as error:
+        raise InputError(f"{path}: damaged ({error})") from error
+    if header[:1] != ["round"]:
+        raise InputError(f"{path}: damaged, its first line does not name the columns")
     for number, line in enumerate(lines, 2):
-        if len(line) != len(columns) or not line[0].isdecimal() or line[0] == "0":
+        if len(line) != len(header) or not line[0].isdecimal() or line[0] == "0":
             raise InputError(f"{path}: damaged in line {number}")
-    return [dict(zip(columns, line, strict=True)) for line in lines]
+    return [dict(zip(header, line, strict=True)) for line in lines]
 
 
 def _lines(columns: tuple[str, ...], rows: Iterable[dict[str, Any]]) -> str:

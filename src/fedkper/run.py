@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import re
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,12 +19,12 @@ from fedkper import __version__, data, models
 from fedkper.data import partition as partitions
 from fedkper.data.dataset import Dataset
 from fedkper.data.partition import Partition, Partitioning
-from fedkper.errors import InputError
+from fedkper.errors import InputError, RunError
 from fedkper.execute import Site, cores
 from fedkper.experiment import Experiment, from_json
 from fedkper.lanes import Lanes
 from fedkper.methods import parse as parse_method
-from fedkper.record import Record, read_json
+from fedkper.record import Record, read_json, rounds_done
 from fedkper.simulate import OnRound, simulate, site_of
 
 LIBRARIES = ("torch", "numpy", "safetensors")
@@ -40,17 +42,32 @@ class Execution:
     """cpu, cuda or cuda:N"""
 
 
-def prepare(
-    experiment: Experiment, execution: Execution, stored: Path | None = None
-) -> tuple[Site, Dataset, Partition]:
-    """Loads the data, makes or reads the partition and builds the model.
+@dataclass(frozen=True)
+class Watch:
+    """What a person is told meanwhile."""
 
-    `stored`: a partition file; refused with the differing values if it does not fit the experiment.
-    Raises InputError for whatever is wrong with the request, before anything is trained.
-    """
+    begun: Callable[[Experiment, Dataset, int], None] = lambda experiment, dataset, done: None
+    """when everything is checked and loaded, with the number of rounds done already"""
+    on_round: OnRound = lambda round, line: None
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None
+
+
+QUIET = Watch()
+
+
+def load(experiment: Experiment, execution: Execution) -> Dataset:
+    """The data of a run. Raises InputError for whatever is wrong with the request."""
     experiment.checked()
     check_device(execution)
-    dataset = data.load(experiment.dataset, experiment.size, execution.data)
+    return data.load(experiment.dataset, experiment.size, execution.data)
+
+
+def prepare(experiment: Experiment, dataset: Dataset, stored: Path | None = None) -> tuple[Site, Partition]:
+    """Makes or reads the partition and builds the model.
+
+    `stored`: a partition file; refused with the differing values if it does not fit the experiment.
+    Raises InputError before anything is trained.
+    """
     request = partitioning(experiment)
     if stored is None:
         partition = partitions.make(request, dataset.train_y, dataset.hash, dataset.columns)
@@ -58,7 +75,7 @@ def prepare(
         partition = partitions.load(stored)
         partitions.require(partition, request, dataset.hash, str(stored))
     model = models.build(experiment.model, dataset.shape, len(dataset.classes), experiment.seed)
-    return site_of(experiment, dataset, partition, model), dataset, partition
+    return site_of(experiment, dataset, partition, model), partition
 
 
 def partitioning(e: Experiment) -> Partitioning:
@@ -72,29 +89,34 @@ def start(
     folder: Path,
     execution: Execution,
     stored: Path | None = None,
-    on_round: OnRound | None = None,
+    watch: Watch = QUIET,
 ) -> dict[str, Any]:
     """A new run in `folder`, which must be new or empty. Returns the summary."""
-    site, dataset, partition = prepare(experiment, execution, stored)
+    dataset = load(experiment, execution)
+    site, partition = prepare(experiment, dataset, stored)
     record = Record.create(folder)
     try:
-        partitions.save(partition, folder / "partition.json")
+        record.on_event = watch.on_event
+        try:
+            partitions.save(partition, folder / "partition.json")
+        except OSError as error:
+            raise RunError(f"{folder / 'partition.json'}: cannot be written ({error.strerror})") from error
         record.write_json("run.json", description(experiment, execution, dataset, partition, site.model))
-        return simulate(site, record, workers(execution), execution.device, on_round)
+        watch.begun(experiment, dataset, 0)
+        return simulate(site, record, workers(execution), execution.device, watch.on_round)
     finally:
         record.close()
 
 
 def resume(
-    folder: Path, experiment: Experiment, execution: Execution, on_round: OnRound | None = None
+    folder: Path, experiment: Experiment, execution: Execution, watch: Watch = QUIET
 ) -> dict[str, Any]:
     """Goes on with the run in `folder` from its last checkpoint. Returns the summary.
 
     `experiment` is the stored one or that with more rounds; any other difference is refused, as are other
     data: the numbers would be those of neither run. Another device or number of workers is recorded.
     """
-    stored = read_json(folder, "run.json")
-    before = from_json(stored.get("experiment", {}), f"{folder / 'run.json'}")
+    before, stored = stored_experiment(folder), read_json(folder, "run.json")
     changed = [
         f"--{f.name.replace('_', '-')} {getattr(experiment, f.name)} (the run has {getattr(before, f.name)})"
         for f in dataclasses.fields(Experiment)
@@ -106,31 +128,44 @@ def resume(
         )
     record = Record.open(folder)
     try:
-        done = len(record.curves().global_acc)
+        record.on_event = watch.on_event
+        done = rounds_done(folder)
         if experiment.rounds < done:
             raise InputError(f"--rounds {experiment.rounds}: the run in {folder} has done {done} already")
-        site, dataset, _ = prepare(experiment, execution, folder / "partition.json")
-        if dataset.hash != stored["data"]["hash"]:
+        dataset = load(experiment, execution)
+        known = stored["data"].get("hash") if isinstance(stored.get("data"), dict) else None
+        if dataset.hash != known:
             raise InputError(
-                f"--data: {experiment.dataset} is not the data that the run in {folder} was started with"
+                f"--resume {folder}: {experiment.dataset} holds other data (hash {dataset.hash[:12]}) than "
+                f"the run was started with ({str(known)[:12]}); name the folder of those with --data"
             )
+        site, _ = prepare(experiment, dataset, folder / "partition.json")
         if experiment.rounds > done:
             changes = {"rounds": experiment.rounds, "device": execution.device, "workers": workers(execution)}
             record.event("resumed", after_round=done, fedkper=__version__, **changes)
-            stored["experiment"] = experiment.to_json()
-            record.write_json("run.json", stored)
-        return simulate(site, record, workers(execution), execution.device, on_round)
+        if experiment != before:
+            record.write_json("run.json", {**stored, "experiment": experiment.to_json()})
+        watch.begun(experiment, dataset, done)
+        return simulate(site, record, workers(execution), execution.device, watch.on_round)
     finally:
         record.close()
+
+
+def stored_experiment(folder: Path) -> Experiment:
+    """The experiment of a run. Raises InputError for a folder that holds none, and for a damaged run.json."""
+    values = read_json(folder, "run.json").get("experiment")
+    if not isinstance(values, dict):
+        raise InputError(f"{folder / 'run.json'}: damaged, it does not say what was run")
+    return from_json(values, str(folder / "run.json"))
 
 
 def check_device(execution: Execution) -> None:
     """Raises InputError for a device that this machine lacks: never a silent change to another."""
     if execution.workers is not None and not 1 <= execution.workers <= 1024:
         raise InputError(f"--workers {execution.workers}: must be at least 1 and at most 1024")
-    kind, _, index = execution.device.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()) or (kind == "cpu" and index):
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", execution.device):
         raise InputError(f"--device {execution.device}: must be cpu, cuda or cuda:N")
+    kind, _, index = execution.device.partition(":")
     found = torch.cuda.device_count()
     if kind == "cuda" and int(index or 0) >= found:
         raise InputError(
@@ -147,7 +182,8 @@ def description(
 ) -> dict[str, Any]:
     """run.json: all that is needed to run it again and to know what was run."""
     method = parse_method(experiment.method)
-    where = None if execution.data is None else str(execution.data)
+    # Absolute, so that the run can be resumed from another place.
+    where = None if execution.data is None else str(execution.data.absolute())
     return {
         "experiment": experiment.to_json(),
         "method": {"name": type(method).__name__, **dataclasses.asdict(method)},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,12 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
 
 from fedkper.data.dataset import Dataset
+from fedkper.experiment import Experiment
 
 COLUMNS = {
     "global_acc": "global\naccuracy",
@@ -29,6 +30,8 @@ COLUMNS = {
     "local_consistency": "local\nconsist.",
     "balance": "\nbalance",
 }
+# Width of the seven columns with their gaps.
+NUMBERS = 66
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
@@ -41,7 +44,14 @@ def cell(entry: Mapping[str, Any], deviation: str = "std_rounds") -> str:
 
 
 def results(rows: Sequence[tuple[str, Mapping[str, Any]]], first: str, deviation: str = "std_rounds") -> None:
-    """The table of results: a line a run (name, summary), then why a number is missing."""
+    """The table of results: a line a run (name, summary), then why a number is missing.
+
+    Names that do not fit beside seven columns get a number, and stand in full above the table.
+    """
+    if max(len(name) for name, _ in rows) > max(8, out.width - NUMBERS):
+        for number, (name, _) in enumerate(rows, 1):
+            out.print(f"{number:>3}  {name}", markup=False, soft_wrap=True)
+        rows = [(str(number), summary) for number, (_, summary) in enumerate(rows, 1)]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column(f"\n{first}", overflow="fold")
     for title in COLUMNS.values():
@@ -51,36 +61,84 @@ def results(rows: Sequence[tuple[str, Mapping[str, Any]]], first: str, deviation
         table.add_row(name, *(cell(summary[key], deviation) for key in COLUMNS))
         for key, title in COLUMNS.items():
             if summary[key]["mean"] is None:
-                missing[f"– {title.strip().replace(chr(10), ' ')}: {summary[key]['reason']}"] = None
+                missing[f"– {' '.join(title.split())}: {summary[key]['reason']}"] = None
     out.print(table)
     over = "rounds" if deviation == "std_rounds" else "seeds"
-    out.print(f"means over rounds, ± deviation over {over}; in every column higher is better", style="dim")
+    out.print(f"means over rounds, ± deviation over {over}; higher is better in every column", style="dim")
     for line in missing:
-        out.print(line, style="dim", markup=False, soft_wrap=True)
+        out.print(line, style="dim", markup=False)
 
 
 def progress() -> Progress:
-    """A live line on a terminal, on standard error, so that standard output stays the result."""
+    """A live line on a terminal, on standard error, so that standard output stays the result.
+
+    It fits 80 columns; a wider terminal also gets a bar. Elsewhere, in a log file, nothing is drawn.
+    """
+    bar = [BarColumn(24)] if err.width >= 110 else []
     return Progress(
         TextColumn("{task.description}", markup=False),
-        BarColumn(24),
+        *bar,
         MofNCompleteColumn(),
         TextColumn("{task.fields[state]}", markup=False),
-        TimeElapsedColumn(),
-        TextColumn("left"),
         TimeRemainingColumn(),
+        TextColumn("left"),
         console=err,
+        disable=not err.is_terminal,
     )
+
+
+def short(text: str, width: int = 16) -> str:
+    """A name as it fits into the line of progress."""
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def notice(text: str) -> None:
     err.print(f"note: {text}", style="yellow", markup=False, soft_wrap=True)
 
 
+def line(text: str, style: str = "", file: Console = out) -> None:
+    """One line as it is: paths must stay in one piece."""
+    file.print(text, style=style, markup=False, soft_wrap=True)
+
+
+def settings(e: Experiment, device: str, workers: int, done: int) -> None:
+    """What is run: every knob that has a say, in a few lines."""
+    clip = f", gradients clipped at {e.grad_clip:g}" if e.grad_clip else ""
+    dealt = {
+        "dirichlet": f"dirichlet alpha {e.alpha:g}",
+        "pathological": f"{e.classes_per_client} classes a client",
+        "column": f"by column {e.column}",
+    }.get(e.partition, e.partition)
+    text = (
+        f"{e.method} on {e.dataset} (size {e.size}, model {e.model}): {e.rounds} rounds, {e.clients} clients, "
+        f"{e.fraction:g} a round, {e.epochs} epochs, batch {e.batch}, lr {e.lr:g} x {e.lr_decay:g} a round, "
+        f"momentum {e.momentum:g}, weight decay {e.weight_decay:g}{clip}; {dealt}, at least {e.min_size} "
+        f"samples, split {e.split}, partition seed {e.partition_seed}; sampling {e.sampling}, seed {e.seed}; "
+        f"{device}, {workers} worker{'s' if workers > 1 else ''}"
+    )
+    err.print(f"{text}; from round {done + 1}" if done else text, markup=False, style="dim")
+
+
+def go_on(command: str) -> None:
+    line("stopped; the finished rounds are safe. Go on with:", "yellow", err)
+    line(f"  {command}", "yellow", err)
+
+
+def rejected(events: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Tells that clients' updates were left out, and why."""
+    if events:
+        reasons = "; ".join(dict.fromkeys(str(e["reason"]) for e in events))
+        rounds = len({e["round"] for e in events})
+        notice(
+            f"{len(events)} update{'s' if len(events) > 1 else ''} in {rounds} round"
+            f"{'s' if rounds > 1 else ''} rejected ({reasons}); see {folder / 'events.jsonl'}"
+        )
+
+
 def state(line: Mapping[str, Any]) -> str:
     """A round's line in short."""
-    shown = {"global": line["global_acc"], "local": line["local_acc"], "forgetting": line["global_bwt"]}
-    return "  ".join(f"{name} {'–' if v is None else f'{v:.3f}'}" for name, v in shown.items())
+    shown = {"global": line["global_acc"], "local": line["local_acc"], "BwT": line["global_bwt"]}
+    return " ".join(f"{name} {'–' if v is None else f'{v:.3f}'}" for name, v in shown.items())
 
 
 def rows(values: Sequence[Mapping[str, Any]]) -> None:

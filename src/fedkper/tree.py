@@ -6,6 +6,7 @@ A name such as "mentor/conv1.weight" belongs to the sub-tree "mentor"; names wit
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 
@@ -104,7 +105,8 @@ def nbytes(tree: Tree) -> int:
 
 def save(tree: Tree, path: Path) -> str:
     """Writes `tree` as safetensors beside `path`, flushes, renames. Returns the checksum for `load`."""
-    data = encode({k: v.contiguous() for k, v in tree.items()})
+    # The format forgets the order of the leaves, and a sum over leaves is rounded by it.
+    data = encode({k: v.contiguous() for k, v in tree.items()}, {"order": json.dumps(list(tree))})
     write(path, data)
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
@@ -115,9 +117,12 @@ def load(path: Path, checksum: str | None = None) -> Tree:
         data = path.read_bytes()
         if checksum is not None and hashlib.blake2b(data, digest_size=16).hexdigest() != checksum:
             raise InputError(f"{path}: damaged (the checksum does not match)")
+        leaves = decode(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        order = json.loads(header["__metadata__"]["order"])
         # The file packs its tensors; sums over memory that is not aligned are rounded differently.
-        return {k: v.clone() for k, v in decode(data).items()}
-    except (OSError, SafetensorError) as error:
+        return {k: leaves[k].clone() for k in order}
+    except (OSError, SafetensorError, ValueError, LookupError, TypeError) as error:
         raise InputError(f"{path}: cannot be read as safetensors ({error})") from error
 
 
