@@ -377,7 +377,7 @@ def _summary(given: Summary) -> int:
 
 def _list(given: List) -> int:
     folder = data.folder(given.data)
-    tables.rows(medmnist.rows(folder))
+    tables.sets(medmnist.rows(folder))
     tables.line(f"data folder: {folder}")
     tables.line("embedded, always there: synthetic (8 classes, 28 x 28 RGB, 4,000 + 1,000 images)")
     return 0

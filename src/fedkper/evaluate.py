@@ -32,10 +32,14 @@ def global_model(executor: Executor, site: Site) -> tuple[float | None, list[flo
 
 def local_models(
     executor: Executor, site: Site, clients: Sequence[int], workers: Sequence[int]
-) -> dict[int, float | None]:
-    """Each client's local model, at the worker that trained it, on its own L_k."""
+) -> tuple[dict[int, float | None], dict[int, float | None]]:
+    """Each client's local model, at the worker that trained it, on its own L_k; and the untuned one."""
     calls = [Call("local_logits", (k,), w) for k, w in zip(clients, workers, strict=True)]
-    done = executor.run(calls)
-    return {
-        k: accuracy(d.value, site.train_y[site.test_index[k]]) for k, d in zip(clients, done, strict=True)
-    }
+    local: dict[int, float | None] = {}
+    untuned: dict[int, float | None] = {}
+    for k, done in zip(clients, executor.run(calls), strict=True):
+        y = site.train_y[site.test_index[k]]
+        after, before = done.value
+        local[k] = accuracy(after, y)
+        untuned[k] = None if before is None else accuracy(before, y)
+    return local, untuned

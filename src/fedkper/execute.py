@@ -103,15 +103,18 @@ class Worker:
         self.trained[client] = task, self.shared, update
         return update if self.device == "cpu" else Update(*(to(part, "cpu") for part in update))
 
-    def local_logits(self, client: int) -> Tensor:
-        """The local model of a client trained in this round, on its local test part: [n, C]."""
+    def local_logits(self, client: int) -> tuple[Tensor, Tensor | None]:
+        """The local model of a client trained in this round, on its local test part: [n, C].
+
+        The second is the model before a tuning that is for the scoring only, where the method has one.
+        """
         task, shared, update = self.trained[client]
-        index = self.site.test_index[client]
-        if not len(index):
-            return torch.empty(0, self.site.classes)
-        return logits(
-            self.site.model, self.site.method.local_model(task, shared, update), self.site.train_x[index]
-        )
+        method, images = self.site.method, self.site.train_x[self.site.test_index[client]]
+        if not len(images):
+            return torch.empty(0, self.site.classes), None
+        untuned = method.untuned_model(task, update)
+        before = None if untuned is None else logits(self.site.model, untuned, images)
+        return logits(self.site.model, method.local_model(task, shared, update), images), before
 
     def global_logits(self, start: int) -> Tensor:
         """The global model on JOB images of G: [JOB, C]."""

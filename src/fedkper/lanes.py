@@ -21,7 +21,7 @@ class Out(NamedTuple):
 class Lanes:
     """A module without parameters of its own: `model(theta, x)`, theta a tree, both with a lane axis.
 
-    The head is the last linear layer, or the modules whose names start with `head`; the body is the rest.
+    The head is the last linear layer, or all parameters whose names start with `head`; the body is the rest.
     Together they hold every parameter and buffer exactly once. Features are what the head receives.
 
     Models with BatchNorm: its running statistics are buffers of the tree, averaged like weights; a batch
@@ -31,7 +31,7 @@ class Lanes:
     def __init__(self, module: nn.Module, head: str = "") -> None:
         self.module = module
         linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
-        self._head = head.rstrip(".") or (linear[-1] if linear else "")
+        self._head = head or (f"{linear[-1]}." if linear else "")
         self.buffers = frozenset(n for n, _ in module.named_buffers())
         self.batch_norm = tuple(m for m in module.modules() if isinstance(m, _BATCH_NORM))
         self.random = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in module.modules())
@@ -44,7 +44,7 @@ class Lanes:
         self._seen.append(args[0])
 
     def _in_head(self, name: str) -> bool:
-        return name == self._head or name.startswith(self._head + ".")
+        return bool(self._head) and f"{name}.".startswith(self._head)
 
     def init(self) -> Tree:
         """The module's parameters and buffers as a tree of one lane."""
@@ -55,10 +55,11 @@ class Lanes:
         body = {k: v for k, v in tree.items() if not self._in_head(k)}
         head = {k: v for k, v in tree.items() if k not in body}
         if not body or not head:
+            where = f"'{self._head.rstrip('.') or 'a last linear layer'}'"
             raise InputError(
                 f"model {type(self.module).__name__}: head and body cannot be told apart: no parameter "
-                f"{'inside' if body else 'outside'} '{self._head or 'a last linear layer'}'. Name the head by a "
-                f"prefix of its parameters, which are: {', '.join(tree)}"
+                f"{'inside' if body else 'outside'} {where}. Name the head by a prefix of its parameters, "
+                f"which are: {', '.join(tree)}"
             )
         return body, head
 

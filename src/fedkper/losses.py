@@ -32,12 +32,13 @@ def ce(logits: Tensor, b: Batch) -> Tensor:
 
 
 def kl(teacher: Tensor, student: Tensor, b: Batch, tau: float = 1.0) -> Tensor:
-    """tau^2 KL(softmax(teacher / tau) || softmax(student / tau)), summed over classes, mean over the batch."""
+    """tau^2 KL(softmax(teacher / tau) || softmax(student / tau)), summed over classes, batch mean: [L]."""
     p, q = (teacher / tau).log_softmax(-1), (student / tau).log_softmax(-1)
     return tau * tau * mean((p.exp() * (p - q)).sum(-1), b)
 
 
 def entropy(counts: Tensor) -> Tensor:
-    """Entropy of label counts [L, C] over the log of the number of classes, in [0, 1]; 0 for an empty lane."""
+    """Entropy of label counts [L, C] over the log of the number of classes: [L] in [0, 1]; 0 if empty."""
     p = counts.double() / counts.sum(-1, keepdim=True).clamp(min=1)
-    return torch.special.entr(p).sum(-1) / math.log(max(counts.shape[-1], 2))
+    nats: Tensor = torch.special.entr(p).sum(-1)
+    return nats / math.log(max(counts.shape[-1], 2))

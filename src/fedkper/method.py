@@ -18,18 +18,18 @@ MOST_SAMPLES = 10**9
 
 
 class Update(NamedTuple):
-    """All that a client returns. Only `own` stays at the site."""
+    """All that a client returns. Only `own` stays at the site. A tree without leaves is an empty one."""
 
     shared: Tree  # leaves the site; averaged with `weight`
     weight: Tensor  # [L] float, >= 0, any scale: the server normalises
     own: Tree  # stays at the site until its next round
     samples: Tensor  # [L] int64, n_k; the weights if no client's `weight` is usable
-    sums: Tree = {}  # leaves the site; added up, not averaged
+    sums: Tree = {}  # noqa: RUF012  leaves the site; added up, not averaged
 
 
 @dataclass(frozen=True)
 class Method:
-    """Federated averaging; a method overrides the parts in which it differs. Everything is state in, state out."""
+    """Federated averaging; a method overrides the parts in which it differs. State in, state out."""
 
     def init(self, model: Lanes, params: Tree) -> tuple[Tree, Tree]:
         """The server's first `shared` and what each client has of its `own` before its first round."""
@@ -48,15 +48,19 @@ class Method:
         return Update(theta, task.n.float(), {}, task.n)
 
     def merge(self, shared: Tree, update: Update) -> Tree:
-        """The server's next `shared` from this round's admitted updates, one lane a client, sorted by client."""
-        return shared | weighted_mean(update.shared, weights(update))
+        """The server's next `shared`, from this round's admitted updates, a lane a client, sorted."""
+        return shared | weighted_mean(update.shared, self.shares(update))
+
+    def shares(self, update: Update) -> Tensor:
+        """What each client counts in the mean, summing to 1: [L]."""
+        return weights(update)
 
     def global_model(self, model: Lanes, shared: Tree, update: Update) -> Tree:
-        """The model scored as "global". A head that is nowhere shared may be averaged here, for scoring only."""
+        """The model scored as "global". Heads that are not shared may be averaged here, for scoring only."""
         return rest(shared)
 
     def local_model(self, task: Task, shared: Tree, update: Update) -> Tree:
-        """The model scored as "local" after a client's round, from the `shared` it received and its update."""
+        """The model scored as "local" after a client's round, from what it received and its update."""
         return rest(update.shared)
 
     def untuned_model(self, task: Task, update: Update) -> Tree | None:
@@ -72,13 +76,13 @@ class Method:
         return ""
 
     def payload(self, update: Update) -> int:
-        """Bytes that a client sends: its tensors, and 4 for a weight that is more than its number of samples."""
+        """Bytes that a client sends: its tensors, and 4 for a weight that is not its number of samples."""
         extra = 0 if torch.equal(update.weight.double(), update.samples.double()) else 4
         return nbytes(update.shared) + nbytes(update.sums) + extra
 
 
 def client_round(method: Method, task: Task, shared: Tree, own: Tree) -> Update:
-    """One client's round, or one batch of clients': the same three lines in a simulation and in a hospital."""
+    """One client's round, or a batch of clients': the same three lines in a simulation and in a hospital."""
     theta, fixed = method.start(task, shared, own)
     theta = task.fit(lambda t, b: method.loss(task, t, fixed, b), theta, sgd=method.sgd(task))
     return method.finish(task, theta, fixed, own)
@@ -109,7 +113,8 @@ def refusal(update: Update, template: Tree) -> str:
         return f"other parameters than expected: {', '.join(sorted(odd)[:3])}"
     for name, leaf in update.shared.items():
         if leaf.shape != template[name].shape or leaf.dtype != template[name].dtype:
-            return f"{name} is {leaf.dtype} {list(leaf.shape)}, not {template[name].dtype} {list(template[name].shape)}"
+            expected = f"{template[name].dtype} {list(template[name].shape)}"
+            return f"{name} is {leaf.dtype} {list(leaf.shape)}, not {expected}"
     if not bool(finite(update.shared) & finite(update.sums)):
         return "non-finite parameters; training diverged: try a smaller --lr or a --grad-clip such as 5"
     weight, samples = float(update.weight), float(update.samples)
@@ -130,7 +135,7 @@ def visits(own: Tree) -> Tensor:
 
 
 def unstable(name: str, strength: float, sgd: SGD) -> str:
-    """A quadratic pull diverges under momentum unless lr x strength < 2 (1 + momentum) (specification 4.4)."""
+    """A quadratic pull diverges under momentum unless lr x strength < 2 (1 + momentum), specification 4.4."""
     limit = 2 * (1 + sgd.momentum)
     if sgd.lr * strength < limit:
         return ""

@@ -34,7 +34,7 @@ def read(command: type, words: Sequence[str], prog: str) -> dict[str, Any]:
         option, equals, value = words[at].partition("=")
         option, at = option.replace("_", "-"), at + 1
         if option not in known:
-            raise InputError(f"{option}: no such option{near(option, known)}; {prog} --help lists them")
+            raise InputError(f"{option}: no such option; {prog} --help lists them{near(option, known)}")
         hint = hints[known[option]]
         kind, many = _kind(hint)
         end = at

@@ -24,8 +24,8 @@ class Range(NamedTuple):
 
     def __str__(self) -> str:
         low = f"above {plain(self.low)}" if self.above else f"at least {plain(self.low)}"
-        both = [low] * math.isfinite(self.low) + [f"at most {plain(self.high)}"] * math.isfinite(self.high)
-        return " and ".join(both) or "finite"
+        high = f"at most {plain(self.high)}" if math.isfinite(self.high) else "finite"
+        return f"{low} and {high}" if math.isfinite(self.low) else high
 
 
 def plain(value: float) -> str:

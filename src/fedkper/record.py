@@ -48,6 +48,7 @@ CLIENT_COLUMNS = (
     "test_samples",
     "weight",
     "local_acc",
+    "untuned_acc",
     "global_on_local_acc",
 )
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
@@ -195,9 +196,10 @@ class Record:
                 raise InputError(f"{self.folder / name}: has other columns than this version writes")
             self._table(name, columns, kept)
         events = [e for e in read_events(self.folder) if e.get("round", 0) <= round]
-        if events:
-            with self._writing(self.folder / "events.jsonl"):
-                tree.write(self.folder / "events.jsonl", "".join(map(_event_line, events)).encode())
+        path = self.folder / "events.jsonl"
+        if path.exists():
+            with self._writing(path):
+                tree.write(path, "".join(map(_event_line, events)).encode())
         self._sweep()
 
     def _sweep(self) -> None:
@@ -234,13 +236,6 @@ def unique(parent: Path, name: str) -> Path:
         except OSError as error:
             raise InputError(f"{folder}: cannot be made ({error.strerror}); name an --out") from error
     raise InputError(f"{parent / stem}: a thousand runs of that name exist; name another --out")
-
-
-def rounds_done(folder: Path) -> int:
-    """Rounds that a resumption need not do again: those with a line in rounds.csv and a checkpoint."""
-    states = [path.stem[6:] for path in (folder / "checkpoint").glob("state-*.json")]
-    newest = max((int(number) for number in states if number.isdecimal()), default=0)
-    return min(newest, len(_rows(folder / "rounds.csv")))
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
@@ -351,9 +346,17 @@ def _refuse_used(folder: Path) -> None:
         names = set(os.listdir(folder)) if os.path.isdir(folder) else set()
     except OSError as error:
         raise InputError(f"--out {folder}: cannot be read ({error.strerror})") from error
-    begun = _BEGUN if ".lock" in names else set()
+    begun = _BEGUN if ".lock" in names and not _has_rounds(folder) else set()
     if any(name not in begun and not name.endswith(".tmp") for name in names):
         raise InputError(f"--out {folder}: is not empty; name another folder")
+
+
+def _has_rounds(folder: Path) -> bool:
+    """Whether a folder without run.json holds results all the same."""
+    table, checkpoints = folder / "rounds.csv", folder / "checkpoint"
+    return (table.is_file() and table.read_bytes().count(b"\n") > 1) or (
+        checkpoints.is_dir() and any(path.suffix != ".tmp" for path in checkpoints.iterdir())
+    )
 
 
 def make_folder(folder: Path) -> None:
@@ -380,7 +383,7 @@ def _locked(folder: Path) -> IO[str]:
     try:
         file = open(folder / ".lock", "w", encoding="utf-8")  # noqa: SIM115  held open on purpose
     except OSError as error:
-        raise InputError(f"--out {folder}: cannot be written ({error.strerror})") from error
+        raise InputError(f"{folder}: cannot be written ({error.strerror})") from error
     try:
         import fcntl
     except ImportError:  # not a POSIX system

@@ -23,7 +23,7 @@ def seed(run: int, purpose: str, round: int = 0, client: int = 0) -> int:
 
 @contextmanager
 def drawing(value: int) -> Iterator[None]:
-    """For code that only knows the global generator (module initialisation, dropout): seeded, and put back."""
+    """For code that only knows the global generator (initialisation, dropout): seeded, then put back."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(value)
         yield

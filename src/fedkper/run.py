@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform
 import re
 import sys
@@ -24,7 +25,7 @@ from fedkper.execute import Site, cores
 from fedkper.experiment import Experiment, from_json
 from fedkper.lanes import Lanes
 from fedkper.methods import parse as parse_method
-from fedkper.record import Record, read_json, rounds_done
+from fedkper.record import Record, read_json
 from fedkper.simulate import OnRound, simulate, site_of
 
 LIBRARIES = ("torch", "numpy", "safetensors")
@@ -72,10 +73,17 @@ def prepare(experiment: Experiment, dataset: Dataset, stored: Path | None = None
     if stored is None:
         partition = partitions.make(request, dataset.train_y, dataset.hash, dataset.columns)
     else:
+        if not os.path.isfile(stored):
+            raise InputError(f"--partition-file {stored}: no such file")
         partition = partitions.load(stored)
         partitions.require(partition, request, dataset.hash, str(stored))
     model = models.build(experiment.model, dataset.shape, len(dataset.classes), experiment.seed)
-    return site_of(experiment, dataset, partition, model), partition
+    site = site_of(experiment, dataset, partition, model)
+    unfit = site.method.check(site.task(0, 0).sgd)
+    if unfit:
+        raise InputError(f"--method {experiment.method}: {unfit}")
+    site.method.init(model, model.init())  # a model that the method cannot take apart is refused here
+    return site, partition
 
 
 def partitioning(e: Experiment) -> Partitioning:
@@ -129,7 +137,7 @@ def resume(
     record = Record.open(folder)
     try:
         record.on_event = watch.on_event
-        done = rounds_done(folder)
+        done, *_ = record.restore()  # before anything is changed, so that damage is found first
         if experiment.rounds < done:
             raise InputError(f"--rounds {experiment.rounds}: the run in {folder} has done {done} already")
         dataset = load(experiment, execution)

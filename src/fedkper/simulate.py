@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from fedkper.data.partition import Partition
 from fedkper.execute import Call, Executor, Site, executor
 from fedkper.experiment import Experiment
 from fedkper.lanes import Lanes
-from fedkper.method import Update, falls_back, refusal, weights
+from fedkper.method import Update, falls_back, refusal
 from fedkper.methods import parse as parse_method
 from fedkper.metrics import Curves
 from fedkper.record import Record
@@ -93,7 +94,7 @@ def _round(site: Site, pool: Executor, record: Record, state: State) -> dict[str
     owns = [record.own(k, state.visits[k]) if k in state.visits else state.initial_own for k in clients]
     trained = pool.run([Call("train", (k, t, own)) for k, own in zip(clients, owns, strict=True)])
     clock.append(time.perf_counter())
-    local = evaluate.local_models(pool, site, clients, [done.worker for done in trained])
+    local, untuned = evaluate.local_models(pool, site, clients, [done.worker for done in trained])
     clock.append(time.perf_counter())
     updates = {k: done.value for k, done in zip(clients, trained, strict=True)}
     down = nbytes(state.shared) * len(clients)
@@ -107,7 +108,7 @@ def _round(site: Site, pool: Executor, record: Record, state: State) -> dict[str
     state.curves = extended(state.curves, on_g, clients, on_l, local)
     state.visits |= {k: t + 1 for k, update in admitted.items() if update.own}
     state.round = t + 1
-    train, local_eval, merge, global_eval = (b - a for a, b in zip(clock, clock[1:], strict=False))
+    train, local_eval, merge, global_eval = (b - a for a, b in pairwise(clock))
     line = {"round": t + 1} | metrics.per_round(state.curves)[-1]
     line |= {"train_seconds": train, "merge_seconds": merge, "eval_seconds": local_eval + global_eval}
     line |= {"down_bytes": down, "up_bytes": sum(site.method.payload(u) for u in updates.values())}
@@ -116,7 +117,8 @@ def _round(site: Site, pool: Executor, record: Record, state: State) -> dict[str
         row: dict[str, Any] = {"round": t + 1, "client": k, "sampled": int(k in updates)}
         row |= {"samples": len(site.train_index[k]), "test_samples": len(site.test_index[k])}
         row |= {"weight": shares.get(k, 0.0) if k in updates else None}
-        rows.append(row | {"local_acc": local.get(k), "global_on_local_acc": on_l[k]})
+        row |= {"local_acc": local.get(k), "untuned_acc": untuned.get(k)}
+        rows.append(row | {"global_on_local_acc": on_l[k]})
     record.append(line, rows)
     record.save(t + 1, state.shared, {k: u.own for k, u in admitted.items()}, state.visits)
     return line
@@ -152,13 +154,13 @@ def _merge(
     )
     if falls_back(together):
         record.event(
-            "fallback", round=state.round + 1, reason="no usable weight: clients count by their samples"
+            "fallback", round=state.round + 1, reason="no client's weight is usable: the method's fall-back is used"
         )
     state.shared = site.method.merge(state.shared, together)
     scored = site.method.global_model(site.model, state.shared, together)
     differing = {k: v for k, v in scored.items() if state.shared.get(k) is not v}
     pool.broadcast("receive", state.shared, differing)
-    return dict(zip(admitted, weights(together).tolist(), strict=True))
+    return dict(zip(admitted, site.method.shares(together).tolist(), strict=True))
 
 
 def extended(

@@ -110,8 +110,9 @@ def settings(e: Experiment, device: str, workers: int, done: int) -> None:
         "column": f"by column {e.column}",
     }.get(e.partition, e.partition)
     text = (
-        f"{e.method} on {e.dataset} (size {e.size}, model {e.model}): {e.rounds} rounds, {e.clients} clients, "
-        f"{e.fraction:g} a round, {e.epochs} epochs, batch {e.batch}, lr {e.lr:g} x {e.lr_decay:g} a round, "
+        f"{e.method} on {e.dataset} (size {e.size}, model {e.model}): {e.rounds} rounds, "
+        f"{e.clients} clients, {e.fraction:g} a round, {e.epochs} epochs, batch {e.batch}, "
+        f"lr {e.lr:g} x {e.lr_decay:g} a round, "
         f"momentum {e.momentum:g}, weight decay {e.weight_decay:g}{clip}; {dealt}, at least {e.min_size} "
         f"samples, split {e.split}, partition seed {e.partition_seed}; sampling {e.sampling}, seed {e.seed}; "
         f"{device}, {workers} worker{'s' if workers > 1 else ''}"
@@ -145,9 +146,8 @@ def rows(values: Sequence[Mapping[str, Any]]) -> None:
     """Plain rows as a table."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for key, value in values[0].items():
-        table.add_column(
-            key, justify="right" if isinstance(value, int) and not isinstance(value, bool) else "left"
-        )
+        number = isinstance(value, int) and not isinstance(value, bool)
+        table.add_column(key, justify="right" if number else "left", no_wrap=number, overflow="fold")
     for row in values:
         shown = (
             "yes" if v is True else "no" if v is False else f"{v:,}" if isinstance(v, int) else str(v)
@@ -177,13 +177,30 @@ def dataset(d: Dataset) -> None:
 
 
 def holdings(train: NDArray[np.int64], test: NDArray[np.int64], classes: Sequence[str]) -> None:
-    """Who holds what: train + local test samples per client and class."""
+    """Who holds what: train + local test samples per client and class; in a narrow terminal their sum."""
+    clients = range(min(len(train), 100))
+    cells = [[f"{a}+{b}" if a or b else "·" for a, b in zip(train[k], test[k], strict=True)] for k in clients]
+    heads = list(classes)
+    width = sum(max(map(len, column)) + 2 for column in zip(heads, *cells, strict=True)) + 22
+    if width > out.width:
+        cells = [[str(n) if n else "·" for n in train[k] + test[k]] for k in clients]
+        heads = [str(c) for c in range(len(classes))]
+        line("samples of each class, local test included; classes:")
+        out.print(", ".join(f"{c} {name}" for c, name in enumerate(classes)), markup=False)
     shown: list[dict[str, Any]] = []
-    for k in range(min(len(train), 100)):
-        cells = {
-            name: f"{a}+{b}" if a or b else "·" for name, a, b in zip(classes, train[k], test[k], strict=True)
-        }
-        shown.append({"client": k, "train": int(train[k].sum()), "test": int(test[k].sum()), **cells})
+    for k in clients:
+        counts = {"train": int(train[k].sum()), "test": int(test[k].sum())}
+        shown.append({"client": k, **counts, **dict(zip(heads, cells[k], strict=True))})
     rows(shown)
     if len(train) > 100:
         out.print(f"and {len(train) - 100:,} more clients")
+
+
+def sets(published: Sequence[Mapping[str, Any]]) -> None:
+    """The published sets, and who may use them for what."""
+    heads = {"name": "name", "modality": "modality", "classes": "classes", "channels": "ch."}
+    heads |= {"train": "train", "val": "val", "test": "test", "present": "here"}
+    rows([{head: row[key] for key, head in heads.items()} for row in published])
+    for licence in dict.fromkeys(row["licence"] for row in published):
+        names = ", ".join(row["name"] for row in published if row["licence"] == licence)
+        out.print(f"{licence}: {names}", markup=False)

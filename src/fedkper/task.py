@@ -115,13 +115,15 @@ class Task:
             leaves, sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay, fused=True
         )
         for b, alive in self.batches(self.epochs if epochs is None else epochs, purpose):
+            grads: Sequence[Tensor | None]
             grads = torch.autograd.grad(loss(theta, b).sum(), leaves, allow_unused=True)
             if sgd.clip:
                 grads = clipped(dict(zip(trained, grads, strict=True)), sgd.clip)
             for leaf, grad in zip(leaves, grads, strict=True):
                 # The fused step pairs numbers by their place in memory, so both must lie alike.
-                alike = grad is None or grad.stride() == leaf.stride()
-                leaf.grad = grad if alike else torch.empty_like(leaf).copy_(grad)
+                if grad is not None and grad.stride() != leaf.stride():
+                    grad = torch.empty_like(leaf).copy_(grad)
+                leaf.grad = grad
             before = None if all(alive) else [leaf.detach().clone() for leaf in leaves]
             optimiser.step()
             if before is not None:
@@ -148,15 +150,14 @@ class Task:
 
     def fisher_trace(self, theta: Tree) -> Tensor:
         """Sum over an epoch's mini-batches of the squared norm of that gradient: [L]."""
-        trace = torch.zeros(len(self.n), device=self.n.device)
+        trace = torch.zeros(len(self.n), dtype=torch.float64, device=self.n.device)
         for grads, alive in self._gradients(theta, None):
-            trace += alive * torch.stack([g.reshape(len(g), -1).square().sum(1) for g in grads.values()]).sum(
-                0
-            )
+            for g in grads.values():
+                trace += alive * g.reshape(len(g), -1).double().square().sum(1)
         return trace
 
     def _gradients(self, theta: Tree, most: int | None) -> Iterator[tuple[Tree, Tensor]]:
-        """Gradients of the mean cross entropy of `most` mini-batches of an epoch, and which lanes count: [L]."""
+        """Gradients of the mean cross entropy of `most` mini-batches of an epoch; which lanes count: [L]."""
         theta = {k: v.detach() for k, v in theta.items()}
         leaves = {k: v.clone().requires_grad_() for k, v in self.model.parameters(theta).items()}
         for b, alive in islice(self.batches(1, "fisher"), most):
@@ -186,7 +187,7 @@ def look_up(table: Tensor, b: Batch) -> Tensor:
 
 
 def clipped(grads: dict[str, Tensor | None], limit: float) -> list[Tensor | None]:
-    """Gradients scaled down to a norm of at most `limit`, per lane and per sub-tree: each model on its own."""
+    """Gradients scaled down to a norm of at most `limit`, per lane and sub-tree: each model on its own."""
     squares: dict[str, Tensor] = {}
     for name, g in grads.items():
         if g is not None:

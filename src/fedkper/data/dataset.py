@@ -31,7 +31,7 @@ class Dataset:
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
     """Further columns of the train split, [N] each: a hospital, a patient, a scanner."""
     source: dict[str, Any] = field(default_factory=dict)
-    """Where it came from, for the record of a run: file, checksum, licence, citation, label mapping (JSON values)."""
+    """Where it came from, as JSON values for the record: file, checksum, licence, citation, label mapping."""
     notices: tuple[str, ...] = ()
     """Sentences that the user should read: another checksum, labels that were renumbered, constant images."""
 
@@ -47,5 +47,5 @@ class Dataset:
         digest = hashlib.sha256()
         for array in (self.train_x, self.train_y, self.test_x, self.test_y):
             digest.update(f"{array.dtype.str}{array.shape}".encode())
-            digest.update(np.ascontiguousarray(array))
+            digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()

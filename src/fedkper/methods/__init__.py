@@ -101,7 +101,7 @@ def _from_file(path: Path, class_name: str) -> type[Method]:
             if inspect.isclass(c) and issubclass(c, Method) and c is not Method
         ]
         raise InputError(
-            f"--method {path}:{class_name}: the file must define this class as a frozen dataclass derived from "
-            f"fedkper.method.Method; it defines: {', '.join(found) or 'none'}"
+            f"--method {path}:{class_name}: the file must define this class, a frozen dataclass derived "
+            f"from fedkper.method.Method; it defines: {', '.join(found) or 'none'}"
         )
     return cls

@@ -1,9 +1,9 @@
-"""FedALA: before training, a site mixes its last model and the received one, number by number, as it learns best.
+"""FedALA: before training, a site learns how to mix its last model and the received one, number by number.
 
 Zhang, Hua, Wang, Song, Xue, Ma, Guan (2023), FedALA: adaptive local aggregation for personalized federated
 learning, AAAI. Specification 4.7, for the parameters of the head (the body is taken as received):
 
-    start = theta_old + (theta^t - theta_old) W,      W <- clip(W - eta grad(start) (theta^t - theta_old), 0, 1)
+    start = theta_old + (theta^t - theta_old) W,    W <- clip(W - eta grad(start) (theta^t - theta_old), 0, 1)
 """
 
 from __future__ import annotations
@@ -57,14 +57,16 @@ class FedALA(Method):
         """W after this round's learning. Lanes at their second visit take as many epochs as they need."""
         gap = {k: shared[k] - old[k] for k in mix}
         going, losses = torch.ones_like(count, dtype=torch.bool), []
+        last = torch.zeros(len(count), device=count.device)
         for _ in range(self.most):
             for b, alive in task.batches(1, "mixing", self.share):
                 head = {k: v.requires_grad_() for k, v in self.mixed(shared, old, mix).items()}
                 loss = ce(task.model(shared | head, b.x, train=False).logits, b)
                 grads = torch.autograd.grad(loss.sum(), list(head.values()))
                 moved = self.updated(mix, gap, dict(zip(head, grads, strict=True)))
-                mix = choose(going & torch.tensor(alive, device=going.device), moved, mix)
-            losses.append(loss.detach())
+                on = torch.tensor(alive, device=going.device)
+                mix, last = choose(going & on, moved, mix), torch.where(on, loss.detach(), last)
+            losses.append(last)
             settled = len(losses) > 10 and torch.stack(losses[-10:]).std(0, correction=0) < self.threshold
             going = going & (count == 1) & ~torch.as_tensor(settled, device=going.device)
             if not bool(going.any()):

@@ -1,7 +1,8 @@
-"""FedAS: the head stays at the site; the received body is first aligned with what the site knew, and the server
-weighs a site by its Fisher information.
+"""FedAS: the head stays at the site, the received body is first aligned with what the site knew, and the
+server weighs a site by its Fisher information.
 
-Yang, Huang, Ye (2024), FedAS: bridging inconsistency in personalized federated learning, CVPR. Specification 4.6:
+Yang, Huang, Ye (2024), FedAS: bridging inconsistency in personalized federated learning, CVPR.
+Specification 4.6:
 
     p_c     mean feature of class c under the site's previous body
     align   sum over the classes c of a batch of MSE(f(x; body), p_c), an epoch, on the received body
@@ -65,11 +66,11 @@ class FedAS(FedPer):
         weight = task.fisher_trace(theta) if self.fisher else task.n.float()
         return Update(body, weight, head | prefix("previous", body) | seen(visits(own) + 1), task.n)
 
-    def merge(self, shared: Tree, update: Update) -> Tree:
-        return super().merge(shared, _uniform_if_zero(update))
+    def shares(self, update: Update) -> Tensor:
+        return super().shares(update._replace(samples=torch.ones_like(update.samples)))  # alike if all are 0
 
     def global_model(self, model: Lanes, shared: Tree, update: Update) -> Tree:
-        return super().global_model(model, shared, _uniform_if_zero(update)._replace(own=rest(update.own)))
+        return super().global_model(model, shared, update._replace(own=rest(update.own)))
 
     def local_model(self, task: Task, shared: Tree, update: Update) -> Tree:
         return update.shared | rest(update.own)
@@ -79,7 +80,3 @@ def _class_means(task: Task, features: Tensor) -> Tensor:
     """Mean feature of each class over the real samples: [L, N, D] -> [L, C, D], 0 for an absent class."""
     member = F.one_hot(task.y, task.classes).to(features.dtype) * task.mask[..., None]
     return member.transpose(1, 2) @ features / member.sum(1).clamp(min=1)[..., None]
-
-
-def _uniform_if_zero(update: Update) -> Update:
-    return update._replace(samples=torch.ones_like(update.samples))

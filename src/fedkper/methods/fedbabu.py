@@ -23,7 +23,7 @@ from fedkper.tree import Tree, spread
 @dataclass(frozen=True)
 class FedBABU(Method):
     epochs: Annotated[int, Range(0)] = 5
-    """Epochs F of the fine-tuning, of which only a copy of the model is touched; 0 scores what was received."""
+    """Epochs F of the fine-tuning, of a copy and for scoring only; 0 scores what was received."""
 
     def init(self, model: Lanes, params: Tree) -> tuple[Tree, Tree]:
         return model.split(params)[0], {}

@@ -1,7 +1,7 @@
 """FedCurv: a site stays close to what the other sites' last models hold dear, parameter by parameter.
 
-Shoham, Avidor, Keren, Israel, Benditkis, Mor-Yosef, Zeitak (2019), Overcoming forgetting in federated learning
-on non-IID data, arXiv 1910.07796. Specification 4.2, with F_j the diagonal Fisher information of site j:
+Shoham, Avidor, Keren, Israel, Benditkis, Mor-Yosef, Zeitak (2019), Overcoming forgetting in federated
+learning on non-IID data, arXiv 1910.07796. Specification 4.2, F_j the diagonal Fisher information of site j:
 
     loss = CE + lam sum_{j != k} (w - theta_j)^T diag(F_j) (w - theta_j)
          = CE + lam (U w - 2 V) w + const,      U = sum_j F_j,  V = sum_j F_j theta_j

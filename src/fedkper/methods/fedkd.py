@@ -5,8 +5,8 @@ Communications. Specification 4.10, s for student, t for teacher, f their featur
 
     L_s = CE_s + (KL(t || s) + H) / (CE_s + CE_t)       L_t = CE_t + (KL(s || t) + H) / (CE_s + CE_t)
     H   = MSE(f_t, W_h f_s)
-    each matrix of the update is cut to the smallest rank that keeps a share e_t of its squared singular values,
-    e_t = .95 + t / T (.98 - .95); the server averages the updates, clients alike, and cuts the mean again
+    each matrix of the update is cut to the smallest rank that keeps a share e_t of its squared singular
+    values, e_t = .95 + t / T (.98 - .95); the server averages the updates, clients alike, and cuts again
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Losses(NamedTuple):
 
 @dataclass(frozen=True)
 class FedKD(Method):
-    """Teacher and student have one architecture here, and start alike; the projection starts as the identity."""
+    """Teacher and student are of one architecture and start alike; the projection starts as the identity."""
 
     energy_start: Annotated[float, Range(0, 1, above=True)] = 0.95
     """Share of the squared singular values kept in the first round."""
@@ -97,19 +97,20 @@ class FedKD(Method):
         return sub("teacher", update.own)
 
     def payload(self, update: Update) -> int:
-        """Bytes sent: a matrix of rank r as two factors where they are smaller than the matrix."""
-        size = nbytes(update.shared)
+        """Bytes sent: a matrix of rank r as two factors and its singular values where that is less."""
+        size = nbytes(rest(update.shared))  # the energy is known to both sides
         for name, rank in sub("rank", update.sums).items():
             leaf = update.shared[name][0]
             rows, columns = leaf.shape[0], leaf[0].numel()
-            size -= max(0, rows * columns - int(rank) * (rows + columns)) * leaf.element_size()
+            size -= max(0, rows * columns - int(rank) * (rows + columns + 1)) * leaf.element_size()
         return size
 
 
 def compressed(change: Tree, energy: Tensor) -> tuple[Tree, Tree]:
-    """Every matrix [L, m, ...] cut to the rank that keeps `energy` [L], kernels as m x rest; and the ranks [L].
+    """Every matrix [L, m, ...] cut to the rank that keeps `energy` [L], kernels as m x rest; the ranks [L].
 
-    What two factors would not make smaller stays whole. Raises RunError that names a non-finite parameter.
+    What two factors and the singular values would not make smaller stays whole. Raises RunError that names
+    a non-finite parameter.
     """
     done, ranks = dict(change), {}
     for name, leaf in change.items():
@@ -119,7 +120,7 @@ def compressed(change: Tree, energy: Tensor) -> tuple[Tree, Tree]:
         if not bool(matrix.isfinite().all()):
             raise RunError(f"fedkd: {name} is not finite and cannot be compressed: try a smaller --lr")
         cut, rank = truncated(matrix, energy)
-        smaller = rank * (matrix.shape[1] + matrix.shape[2]) < matrix.shape[1] * matrix.shape[2]
+        smaller = rank * (matrix.shape[1] + matrix.shape[2] + 1) < matrix.shape[1] * matrix.shape[2]
         done[name] = torch.where(smaller[:, None, None], cut, matrix).view_as(leaf)
         ranks[name] = torch.where(smaller, rank, min(matrix.shape[1:]))
     return done, ranks
@@ -142,7 +143,7 @@ def truncated(matrix: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rank_for(squares: Tensor, energy: Tensor) -> Tensor:
-    """Smallest rank [L] whose leading squared singular values [L, n], descending, hold `energy` [L] of their sum."""
+    """Smallest rank [L] whose leading squared singular values [L, n], descending, hold `energy` [L]."""
     sums = squares.cumsum(-1)
     goal = energy.double()[:, None] * sums[:, -1:] * (1 - 1e-12)
     rank = (sums < goal).sum(-1) + 1

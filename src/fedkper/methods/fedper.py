@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedkper.lanes import Lanes
-from fedkper.method import Method, Update, weights
+from fedkper.method import Method, Update
 from fedkper.task import Task
 from fedkper.tree import Tree, weighted_mean
 
@@ -34,7 +34,7 @@ class FedPer(Method):
     def global_model(self, model: Lanes, shared: Tree, update: Update) -> Tree:
         if self.head_probe == "initial":
             return shared | model.split(model.init())[1]
-        return shared | weighted_mean(update.own, weights(update))
+        return shared | weighted_mean(update.own, self.shares(update))
 
     def local_model(self, task: Task, shared: Tree, update: Update) -> Tree:
         return update.shared | update.own

@@ -24,7 +24,7 @@ from fedkper.tree import Tree, choose, prefix, sub
 
 @dataclass(frozen=True)
 class MOON(Method):
-    """Features are what the head receives; there is no projection head (specification: the first author's)."""
+    """Features are what the head receives; there is no projection head, as in the first author's code."""
 
     mu: Annotated[float, Range(0)] = 0.1
     """Strength of the contrast; 0 is FedAvg."""

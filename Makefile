@@ -1,0 +1,32 @@
+# Two commands start it all: `make demo` and `make test`. Nothing is needed but Python >= 3.11, make and git.
+PYTHON ?= python3
+BIN := .venv/bin
+ROUNDS ?= 30
+
+.PHONY: demo test setup lint bench clean
+
+demo: setup
+	$(BIN)/fedkper compare --methods fedavg fedkper --rounds $(ROUNDS) --out runs/demo
+
+test: setup
+	$(BIN)/python -m pytest -n 2
+
+setup: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint]'
+	touch $@
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python bench/round.py
+	$(BIN)/python bench/methods.py
+
+clean:
+	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
