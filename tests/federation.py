@@ -112,10 +112,12 @@ def repeated(tree: Tree, lanes: int) -> Tree:
     return stack([tree] * lanes)
 
 
-def lane(update: Update, l: int) -> Update:
+def lane(update: Update, at: int) -> Update:
     """One lane of an update, as a client of its own would have sent it."""
-    cut = {f: {k: v[l : l + 1] for k, v in getattr(update, f).items()} for f in ("shared", "own", "sums")}
-    return Update(cut["shared"], update.weight[l : l + 1], cut["own"], update.samples[l : l + 1], cut["sums"])
+    cut = {f: {k: v[at : at + 1] for k, v in getattr(update, f).items()} for f in ("shared", "own", "sums")}
+    return Update(
+        cut["shared"], update.weight[at : at + 1], cut["own"], update.samples[at : at + 1], cut["sums"]
+    )
 
 
 def dataset_of(n: int = 120, classes: int = 3) -> Dataset:

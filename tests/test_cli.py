@@ -66,6 +66,7 @@ RUN = [
     "--dataset",
     "--size",
     "--model",
+    "--head",
     "--clients",
     "--fraction",
     "--rounds",
@@ -120,6 +121,7 @@ GOOD: dict[str, list[Any]] = {
     "method": ["fedavg", "fedkper:cap=2,distillation=no"],
     "size": [8],
     "model": ["cnn"],
+    "head": ["head", "fc"],
     "clients": [1, 7],
     "fraction": [0.29, 1.0],
     "rounds": [1, 3],
@@ -144,6 +146,7 @@ WORDS = ["", " ", "words"]
 INT = [*WORDS, "1.5", "nan", "inf", "-3", "1e3", "9" * 400]
 FLOAT = [*WORDS, "nan", "inf", "-inf", "-0.5", "1e999"]
 BAD: dict[str, list[str]] = {
+    "head": ["nosuch", "."],
     "method": [*WORDS, "fedkper:cap", "fedkper:cpa=1", "fedkper:cap=-1", "nosuch.py:Method"],
     "dataset": [*WORDS, "nosuch.npz"],
     "size": [*INT, "0", "7", "1025"],

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation import SIZES, InOrder, Normed, Small, lane, lanes_of, repeated, run_site, site, task_of
-from golden import cases, check
 from torch import Tensor, nn
 
+from federation import InOrder, Normed, Small, lane, lanes_of, repeated, run_site, site, task_of
 from fedkper import tree
 from fedkper.lanes import Lanes
 from fedkper.losses import Batch, ce, entropy, kl
@@ -21,6 +20,7 @@ from fedkper.methods.fedavg import FedAvg
 from fedkper.methods.fedkper import FedKPer
 from fedkper.simulate import admit
 from fedkper.task import SGD, Task
+from golden import cases, check
 
 # A method whose strength is 0 is FedAvg, bit for bit.
 STRENGTH_ZERO = [
@@ -414,7 +414,7 @@ def test_the_first_step_of_a_round_is_fedavgs() -> None:
     assert_close(rounds("fedkper", Small, 1, **sizes)[0], rounds("fedavg", Small, 1, **sizes)[0], 1e-6)
 
 
-# --- what the server accepts ------------------------------------------------------------------------------------
+# --- what the server accepts ---------------------------------------------------------------------------
 
 
 class Log:

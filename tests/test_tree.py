@@ -13,7 +13,8 @@ def test_a_tree_survives_save_and_load(tmp_path: Path) -> None:
     """Names, order, shapes and types: the order of the leaves decides how a sum over them is rounded."""
     for attempt in range(20):  # the file format's own order is by chance
         names = [f"sub/{i}" for i in torch.randperm(12).tolist()]
-        saved = {name: torch.randn(2, 3) for name in names} | {"count": torch.tensor([3, 4]), "empty": torch.empty(2, 0)}
+        saved = {name: torch.randn(2, 3) for name in names}
+        saved |= {"count": torch.tensor([3, 4]), "empty": torch.empty(2, 0)}
         checksum = tree.save(saved, tmp_path / f"{attempt}.safetensors")
         loaded = tree.load(tmp_path / f"{attempt}.safetensors", checksum)
         assert list(loaded) == list(saved)
@@ -42,7 +43,7 @@ def test_a_flipped_byte_is_found(tmp_path: Path) -> None:
 
 
 def test_finite_tells_lanes_apart() -> None:
-    leaf = torch.full((3, 4), 3e38)  # the sum of finite numbers may overflow without any of them being infinite
+    leaf = torch.full((3, 4), 3e38)  # the sum overflows though every number is finite
     leaf[1, 2] = float("nan")
     assert tree.finite({"w": leaf, "count": torch.tensor([1, 2, 3])}).tolist() == [True, False, True]
     assert tree.finite({}).tolist() == [True]
@@ -50,7 +51,8 @@ def test_finite_tells_lanes_apart() -> None:
 
 
 def test_a_mean_by_weights() -> None:
-    merged = tree.weighted_mean({"w": torch.tensor([[1.0], [3.0]]), "n": torch.tensor([10, 21])}, torch.tensor([2, 2]))
+    leaves = {"w": torch.tensor([[1.0], [3.0]]), "n": torch.tensor([10, 21])}
+    merged = tree.weighted_mean(leaves, torch.tensor([2, 2]))
     assert merged["w"].tolist() == [[2.0]]
     assert merged["n"].tolist() == [16]  # 15.5 to the nearest even
     assert merged["n"].dtype == torch.int64

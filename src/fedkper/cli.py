@@ -23,9 +23,9 @@ from fedkper.data import partition as partitions
 from fedkper.data.dataset import Dataset
 from fedkper.errors import InputError, RunError
 from fedkper.experiment import Experiment, from_file, preset, read_file
-from fedkper.methods import near
 from fedkper.ranges import Range
 from fedkper.run import Execution
+from fedkper.userfile import near
 
 # How --help shows an option that need not be given.
 OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]

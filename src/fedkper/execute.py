@@ -26,7 +26,6 @@ from fedkper.errors import RunError
 from fedkper.experiment import Experiment
 from fedkper.lanes import Lanes
 from fedkper.method import Method, Update, client_round
-from fedkper.methods import parse as parse_method
 from fedkper.task import CHUNK, SGD, Task, pixels
 from fedkper.tree import Tree, rest
 
@@ -203,7 +202,7 @@ class Pool:
         with _importable_main(), _interrupts_later():
             for _ in range(size):
                 ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(theirs, site.experiment.method), daemon=True)
+                process = context.Process(target=_serve, args=(theirs, site.experiment), daemon=True)
                 process.start()
                 theirs.close()
                 self.pipes.append(ours)
@@ -337,11 +336,11 @@ def _pack(message: Any) -> bytes:
     return bytes(_Pickler.dumps(message, 5))
 
 
-def _serve(pipe: Connection, method: str) -> None:
+def _serve(pipe: Connection, experiment: Experiment) -> None:
     """A worker process: the site first, then calls, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
     settle()
-    parse_method(method)  # a method from a user's file must be known before the site that holds it arrives
+    experiment.checked()  # a user's own method and model must be known before the site that holds them comes
     try:
         worker = Worker(pipe.recv())
         while True:

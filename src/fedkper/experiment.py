@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from fedkper import models
 from fedkper.errors import InputError
-from fedkper.methods import near
 from fedkper.methods import parse as parse_method
 from fedkper.ranges import Range, check
+from fedkper.userfile import near
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,9 @@ class Experiment:
     size: Annotated[int, Range(8, 1024)] = 28
     """edge of the images in pixels, for MedMNIST's larger files"""
     model: str = "cnn"
-    """cnn: the paper's four layers"""
+    """cnn: the paper's four layers; or FILE.py:CLASS, called with ((H, W, channels), classes)"""
+    head: str = ""
+    """prefix of the head's parameters, where the last linear layer is not it"""
     clients: Annotated[int, Range(1, 1_000_000)] = 20
     """number of clients K"""
     fraction: Annotated[float, Range(0, 1, above=True)] = 0.1
@@ -69,6 +72,7 @@ class Experiment:
         """Itself, or InputError that names the first option out of range."""
         check(self)
         parse_method(self.method)
+        models.find(self.model)
         return self
 
     def to_json(self) -> dict[str, Any]:

@@ -37,13 +37,13 @@ class Lanes:
         self.random = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in module.modules())
         self._seen: list[Tensor] = []
         for name, part in module.named_modules():
-            if name and self._in_head(name) and not list(part.children()):
+            if name and self.in_head(name) and not list(part.children()):
                 part.register_forward_pre_hook(self._note)
 
     def _note(self, _: nn.Module, args: tuple[Tensor, ...]) -> None:
         self._seen.append(args[0])
 
-    def _in_head(self, name: str) -> bool:
+    def in_head(self, name: str) -> bool:
         return bool(self._head) and f"{name}.".startswith(self._head)
 
     def init(self) -> Tree:
@@ -52,13 +52,13 @@ class Lanes:
 
     def split(self, tree: Tree) -> tuple[Tree, Tree]:
         """Body and head. Raises InputError with the parameters' names if one of them would be empty."""
-        body = {k: v for k, v in tree.items() if not self._in_head(k)}
+        body = {k: v for k, v in tree.items() if not self.in_head(k)}
         head = {k: v for k, v in tree.items() if k not in body}
         if not body or not head:
             where = f"'{self._head.rstrip('.') or 'a last linear layer'}'"
             raise InputError(
                 f"model {type(self.module).__name__}: head and body cannot be told apart: no parameter "
-                f"{'inside' if body else 'outside'} {where}. Name the head by a prefix of its parameters, "
+                f"{'inside' if body else 'outside'} {where}. Name with --head a prefix of its parameters, "
                 f"which are: {', '.join(tree)}"
             )
         return body, head

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ class Update(NamedTuple):
 @dataclass(frozen=True)
 class Method:
     """Federated averaging; a method overrides the parts in which it differs. State in, state out."""
+
+    needs_rounds: ClassVar[bool] = False
+    """Whether a round depends on the number of rounds, so that a run cannot be made longer."""
 
     def init(self, model: Lanes, params: Tree) -> tuple[Tree, Tree]:
         """The server's first `shared` and what each client has of its `own` before its first round."""

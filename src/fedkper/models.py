@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedkper import rng
+from fedkper import rng, userfile
 from fedkper.errors import InputError
 from fedkper.lanes import Lanes
+from fedkper.userfile import near
 
 
 class CNN(nn.Module):
@@ -20,6 +22,8 @@ class CNN(nn.Module):
     def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()
         h, w, channels = shape
+        if min(h, w) < 4:
+            raise ValueError("4 x 4 pixels at least, for two poolings")
         self.conv1 = nn.Conv2d(channels, 32, 5, padding=2)
         self.conv2 = nn.Conv2d(32, 64, 5, padding=2)
         self.fc = nn.Linear(64 * (h // 4) * (w // 4), 512)
@@ -32,16 +36,39 @@ class CNN(nn.Module):
         return logits
 
 
-MODELS = {"cnn": CNN}
+MODELS: dict[str, type[nn.Module]] = {"cnn": CNN}
+
+
+def find(name: str) -> type[nn.Module]:
+    """A model's class by name or as FILE.py:CLASS. Raises InputError if there is none."""
+    if userfile.is_one(name):
+        return userfile.load_class(name, nn.Module, "--model")
+    if name not in MODELS:
+        raise InputError(
+            f"--model {name}: not known{near(name, MODELS)}; one of {', '.join(MODELS)}, or FILE.py:CLASS"
+        )
+    return MODELS[name]
 
 
 def build(name: str, shape: tuple[int, int, int], classes: int, seed: int, head: str = "") -> Lanes:
-    """The named model for images of `shape` (H, W, channels), initialised as PyTorch does, from `seed`."""
-    if name not in MODELS:
-        raise InputError(f"--model {name}: not known; choose from {', '.join(MODELS)}")
-    if min(shape[:2]) < 4:
-        raise InputError(
-            f"--model {name}: images of {shape[0]} x {shape[1]} pixels are too small; 4 x 4 at least"
-        )
+    """A model for images of `shape` (H, W, channels), initialised as PyTorch does, from `seed`.
+
+    A class is called with (shape, classes) and must map [B, channels, H, W] to logits [B, classes].
+    `head`: the prefix of the head's parameters where the last linear layer is not it. Raises InputError for a
+    model that cannot be built or does not map so.
+    """
+    cls = find(name)
     with rng.drawing(rng.seed(seed, "initialisation")):
-        return Lanes(MODELS[name](shape, classes), head)
+        try:
+            model = Lanes(cls(shape, classes), head)
+            logits = model(model.init(), torch.zeros(1, 2, shape[2], *shape[:2]), train=False).logits
+        except (RuntimeError, TypeError, ValueError) as error:
+            size = f"{shape[0]} x {shape[1]} x {shape[2]} pixels and {classes} classes"
+            raise InputError(f"--model {name}: cannot be built for {size} ({error})") from error
+    if logits.shape != (1, 2, classes):
+        raise InputError(
+            f"--model {name}: gives {list(logits.shape[2:])} numbers an image, not {classes} logits"
+        )
+    if head:
+        model.split(model.init())
+    return model

@@ -9,8 +9,8 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedkper.errors import InputError
-from fedkper.methods import near
 from fedkper.ranges import Range, convert
+from fedkper.userfile import near
 
 
 def read(command: type, words: Sequence[str], prog: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from fedkper.errors import InputError
 
@@ -38,6 +38,10 @@ def check(thing: Any, where: str = "--") -> None:
     for name, hint in get_type_hints(type(thing), include_extras=True).items():
         value = getattr(thing, name)
         limits = [a for a in get_args(hint) if isinstance(a, Range)] if get_origin(hint) is Annotated else []
+        option = name.replace("_", "-") if where == "--" else name
+        choices = get_args(hint) if get_origin(hint) is Literal else ()
+        if choices and value not in choices:
+            raise InputError(f"{where}{option} {value}: must be one of {', '.join(choices)}")
         if isinstance(value, float) and not math.isfinite(value) and not limits:
             limits = [Range()]
         for limit in limits:

@@ -77,7 +77,8 @@ def prepare(experiment: Experiment, dataset: Dataset, stored: Path | None = None
             raise InputError(f"--partition-file {stored}: no such file")
         partition = partitions.load(stored)
         partitions.require(partition, request, dataset.hash, str(stored))
-    model = models.build(experiment.model, dataset.shape, len(dataset.classes), experiment.seed)
+    e, classes = experiment, len(dataset.classes)
+    model = models.build(e.model, dataset.shape, classes, e.seed, e.head)
     site = site_of(experiment, dataset, partition, model)
     unfit = site.method.check(site.task(0, 0).sgd)
     if unfit:
@@ -125,6 +126,11 @@ def resume(
     data: the numbers would be those of neither run. Another device or number of workers is recorded.
     """
     before, stored = stored_experiment(folder), read_json(folder, "run.json")
+    if experiment.rounds != before.rounds and parse_method(before.method).needs_rounds:
+        raise InputError(
+            f"--rounds {experiment.rounds}: {before.method} plans its {before.rounds} rounds from the start, "
+            "and more would change them. Start a new run for that"
+        )
     changed = [
         f"--{f.name.replace('_', '-')} {getattr(experiment, f.name)} (the run has {getattr(before, f.name)})"
         for f in dataclasses.fields(Experiment)
@@ -209,7 +215,7 @@ def description(
         "model": {
             "name": experiment.model,
             "parameters": sum(v[0].numel() for v in model.init().values()),
-            "head": sorted(model.split(model.init())[1]),
+            "head": [name for name in model.init() if model.in_head(name)],
         },
         "preprocessing": "(x / 255 - 0.5) / 0.5",
         "execution": {"data": where, "device": execution.device, "workers": workers(execution)},

@@ -153,9 +153,8 @@ def _merge(
         sums=stack([u.sums for u in ups]),
     )
     if falls_back(together):
-        record.event(
-            "fallback", round=state.round + 1, reason="no client's weight is usable: the method's fall-back is used"
-        )
+        reason = "no client's weight is usable: the method's fall-back is used"
+        record.event("fallback", round=state.round + 1, reason=reason)
     state.shared = site.method.merge(state.shared, together)
     scored = site.method.global_model(site.model, state.shared, together)
     differing = {k: v for k, v in scored.items() if state.shared.get(k) is not v}

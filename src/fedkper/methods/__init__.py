@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import importlib.util
-import inspect
-import sys
-from pathlib import Path
 from typing import Any
 
+from fedkper import userfile
 from fedkper.errors import InputError
 from fedkper.method import Method
 from fedkper.methods.ditto import Ditto
@@ -25,6 +21,7 @@ from fedkper.methods.fedper import FedPer
 from fedkper.methods.fedprox import FedProx
 from fedkper.methods.moon import MOON
 from fedkper.ranges import check, convert
+from fedkper.userfile import near
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
@@ -47,11 +44,10 @@ def parse(text: str) -> Method:
 
     Raises InputError for an unknown name or field (with a near match) and for a value outside its range.
     """
-    name, fields = text, ""
-    if ".py:" in text:
-        path, _, remainder = text.rpartition(".py:")
-        class_name, _, fields = remainder.partition(":")
-        cls = _from_file(Path(path + ".py"), class_name)
+    if userfile.is_one(text):
+        cls, fields = userfile.load_class(text, Method, "--method"), userfile.split(text)[2]
+        if "__dataclass_params__" not in vars(cls) or not vars(cls)["__dataclass_params__"].frozen:
+            raise InputError(f"--method {text}: the class must be decorated with @dataclass(frozen=True)")
     else:
         name, _, fields = text.partition(":")
         if name.lower() not in METHODS:
@@ -68,40 +64,9 @@ def parse(text: str) -> Method:
             raise InputError(
                 f"--method {text}: no field '{field}'{near(field, known)}; its fields are: {listing}"
             )
+        if field in values:
+            raise InputError(f"--method {text}: {field} is given twice")
         values[field] = convert(value, type(known[field].default), f"--method {text}: {field}")
-    method = cls(**values)
+    method: Method = cls(**values)
     check(method, f"--method {text}: ")
     return method
-
-
-def near(word: str, known: Any) -> str:
-    match = difflib.get_close_matches(word, list(known), 1)
-    return f"; did you mean '{match[0]}'?" if match else ""
-
-
-def _from_file(path: Path, class_name: str) -> type[Method]:
-    if not path.is_file():
-        raise InputError(f"--method {path}:{class_name}: no such file")
-    name = f"fedkper_user_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise InputError(
-            f"--method {path}: the file cannot be run ({type(error).__name__}: {error})"
-        ) from error
-    cls = getattr(module, class_name, None)
-    if not (inspect.isclass(cls) and issubclass(cls, Method) and dataclasses.is_dataclass(cls)):
-        found = [
-            n
-            for n, c in vars(module).items()
-            if inspect.isclass(c) and issubclass(c, Method) and c is not Method
-        ]
-        raise InputError(
-            f"--method {path}:{class_name}: the file must define this class, a frozen dataclass derived "
-            f"from fedkper.method.Method; it defines: {', '.join(found) or 'none'}"
-        )
-    return cls

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ class Losses(NamedTuple):
 class FedKD(Method):
     """Teacher and student are of one architecture and start alike; the projection starts as the identity."""
 
+    needs_rounds: ClassVar[bool] = True
     energy_start: Annotated[float, Range(0, 1, above=True)] = 0.95
     """Share of the squared singular values kept in the first round."""
     energy_end: Annotated[float, Range(0, 1, above=True)] = 0.98
