@@ -27,6 +27,7 @@ from fedkper.execute import Site, Worker, logits
 from fedkper.experiment import Experiment
 from fedkper.lanes import Lanes
 from fedkper.losses import Batch, ce, entropy
+from fedkper.lowrank import compressed, rank_for
 from fedkper.method import Method, Update, client_round, weights
 from fedkper.methods import METHODS, parse
 from fedkper.methods.ditto import Ditto
@@ -35,7 +36,7 @@ from fedkper.methods.fedas import FedAS
 from fedkper.methods.fedavg import FedAvg
 from fedkper.methods.fedbabu import FedBABU
 from fedkper.methods.fedcurv import FedCurv
-from fedkper.methods.fedkd import FedKD, compressed, rank_for
+from fedkper.methods.fedkd import FedKD
 from fedkper.methods.fedkper import FedKPer
 from fedkper.methods.fedntd import FedNTD
 from fedkper.methods.fedprox import FedProx

@@ -33,6 +33,8 @@ class Method:
 
     needs_rounds: ClassVar[bool] = False
     """Whether a round depends on the number of rounds, so that a run cannot be made longer."""
+    scored: ClassVar[tuple[str, str]] = ("the aggregate", "the model after local training")
+    """Which model is scored as "global" and which as "local", in words, for the record of a run."""
 
     def init(self, model: Lanes, params: Tree) -> tuple[Tree, Tree]:
         """The server's first `shared` and what each client has of its `own` before its first round."""

@@ -13,6 +13,16 @@ from fedkper.metrics import Curves, per_round
 
 # Okabe and Ito's palette: told apart with every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8B8000")
+STYLES = ("-", "--", ":", "-.")
+# Curves of so many rounds are shown with their mean over a window of rounds.
+SMOOTHED, WINDOW = 40, 9
+
+
+def _running_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Centred mean over WINDOW rounds, of those that exist; undefined values are left out."""
+    half = WINDOW // 2
+    parts = (values[max(0, t - half) : t + half + 1] for t in range(len(values)))
+    return np.array([np.nan if np.isnan(p).all() else np.nanmean(p) for p in parts])
 
 
 def _figure(columns: int, width: float, height: float) -> tuple[Any, list[Any]]:
@@ -36,25 +46,26 @@ def curves(runs: Mapping[str, Curves], path: Path, title: str) -> None:
     )
     for ax, (key, label, heading) in zip(axes, panels, strict=True):
         for number, (name, run) in enumerate(runs.items()):
-            values = [row[key] for row in per_round(run)]
+            values = np.array([row[key] for row in per_round(run)], dtype=float)
             rounds = np.arange(1, len(values) + 1)
-            ax.plot(
-                rounds,
-                np.array(values, dtype=float),
-                color=COLOURS[number % len(COLOURS)],
-                linestyle=("-", "--", ":", "-.")[number // len(COLOURS) % 4],
-                marker="." if len(values) < 40 else "",
-                linewidth=1.6,
-                label=name,
-            )
+            style = {"color": COLOURS[number % len(COLOURS)], "linestyle": STYLES[number // len(COLOURS) % 4]}
+            if len(values) < SMOOTHED:
+                ax.plot(rounds, values, marker=".", linewidth=1.6, label=name, **style)
+            else:
+                ax.plot(rounds, values, linewidth=0.8, alpha=0.35, **style)
+                ax.plot(rounds, _running_mean(values), linewidth=2, label=name, **style)
         ax.set_xlabel("round")
         ax.set_ylabel(label)
         ax.set_title(heading, fontsize=10, loc="left")
+    for ax in axes:
+        ax.xaxis.get_major_locator().set_params(integer=True)
     for ax in axes[:2]:
         ax.set_ylim(0, 1)
     axes[2].axhline(0, color="#888888", linewidth=0.8)
     axes[0].legend(frameon=False, fontsize=9)
-    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    smoothed = any(len(run.global_acc) >= SMOOTHED for run in runs.values())
+    note = f"   (thick: mean of {WINDOW} rounds)" if smoothed else ""
+    figure.suptitle(title + note, fontsize=11, x=0.01, ha="left")
     figure.savefig(path, dpi=130)
 
 
@@ -68,7 +79,7 @@ def holdings(
     palette = [*COLOURS[:6], "#999999", "#882255", "#44AA99", "#DDCC77", "#332288"]
     for c, name in enumerate(classes):
         colour = palette[c % len(palette)]
-        ax.bar(range(clients), train[:, c], bottom=base, color=colour, width=0.8, label=name)
+        ax.bar(range(clients), train[:, c], bottom=base, color=colour, width=0.8, label=_short(name))
         base += train[:, c]
         ax.bar(
             range(clients),
@@ -81,6 +92,7 @@ def holdings(
             linewidth=0,
         )
         base += test[:, c]
+    ax.set_ylim(0, 1.04 * float(base.max()))
     ax.set_xlabel("client")
     ax.set_ylabel("samples (hatched: local test part)")
     if clients <= 60:
@@ -88,3 +100,7 @@ def holdings(
     ax.legend(frameon=False, fontsize=8, ncols=1, loc="upper left", bbox_to_anchor=(1, 1))
     ax.set_title(title, fontsize=10, loc="left")
     figure.savefig(path, dpi=130)
+
+
+def _short(name: str, most: int = 24) -> str:
+    return name if len(name) <= most else name[: most - 1].rstrip() + "…"

@@ -201,6 +201,7 @@ def description(
     return {
         "experiment": experiment.to_json(),
         "method": {"name": type(method).__name__, **dataclasses.asdict(method)},
+        "scored": dict(zip(("global", "local"), method.scored, strict=True)),
         "data": {
             "name": dataset.name,
             "hash": dataset.hash,

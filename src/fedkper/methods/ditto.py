@@ -9,7 +9,7 @@ Specification 4.8:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from fedkper.tree import Tree, prefix, sqdist, sub
 class Ditto(Method):
     """The personal model has an optimiser and a batch order of its own, so the global model is FedAvg's."""
 
+    scored: ClassVar[tuple[str, str]] = ("the aggregate, FedAvg's", "the personal model v_k")
     lam: Annotated[float, Range(0)] = 1.0
     """Pull towards the received model; 0 is training alone."""
     epochs: Annotated[int, Range(0)] = 5

@@ -8,7 +8,7 @@ sent, and the body with that head is a global model without further ado.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
@@ -22,6 +22,10 @@ from fedkper.tree import Tree, spread
 
 @dataclass(frozen=True)
 class FedBABU(Method):
+    scored: ClassVar[tuple[str, str]] = (
+        "the shared body with the common initial head",
+        "a copy of the received model, fine-tuned on the site's data",
+    )
     epochs: Annotated[int, Range(0)] = 5
     """Epochs F of the fine-tuning, of a copy and for scoring only; 0 scores what was received."""
 

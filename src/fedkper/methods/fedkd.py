@@ -18,9 +18,10 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedkper.errors import InputError, RunError
+from fedkper.errors import InputError
 from fedkper.lanes import Lanes
 from fedkper.losses import Batch, ce, kl, mean
+from fedkper.lowrank import compressed
 from fedkper.method import Method, Update
 from fedkper.ranges import Range
 from fedkper.task import SGD, Task
@@ -36,6 +37,7 @@ class Losses(NamedTuple):
 class FedKD(Method):
     """Teacher and student are of one architecture and start alike; the projection starts as the identity."""
 
+    scored: ClassVar[tuple[str, str]] = ("the student", "the site's teacher")
     needs_rounds: ClassVar[bool] = True
     energy_start: Annotated[float, Range(0, 1, above=True)] = 0.95
     """Share of the squared singular values kept in the first round."""
@@ -54,9 +56,8 @@ class FedKD(Method):
                 "fedkd needs a head that begins with a linear layer, to know the number of features"
             )
         eye = torch.eye(width, dtype=next(iter(params.values())).dtype)[None]
-        return params | {"energy/kept": torch.zeros(1)}, prefix("teacher", params) | {
-            "projection/weight": eye
-        }
+        own = prefix("teacher", params) | {"projection/weight": eye}
+        return params | {"energy/kept": torch.zeros(1)}, own
 
     def start(self, task: Task, shared: Tree, own: Tree) -> tuple[Tree, Tree]:
         return rest(shared) | own, prefix("received", rest(shared))
@@ -64,9 +65,8 @@ class FedKD(Method):
     def loss(self, task: Task, theta: Tree, fixed: Tree, b: Batch) -> Tensor:
         student, teacher = task.model(rest(theta), b.x), task.model(sub("teacher", theta), b.x)
         projected = student.features @ theta["projection/weight"].transpose(1, 2)
-        return sum(
-            self.losses(student.logits, teacher.logits, projected, teacher.features, b), torch.tensor(0.0)
-        )
+        both = self.losses(student.logits, teacher.logits, projected, teacher.features, b)
+        return both.student + both.teacher
 
     def losses(self, z_s: Tensor, z_t: Tensor, f_s: Tensor, f_t: Tensor, b: Batch) -> Losses:
         """From logits [L, B, C] and features [L, B, D], the student's already projected."""
@@ -90,7 +90,7 @@ class FedKD(Method):
         return Update(change | {"energy/kept": kept}, weight, stays, task.n, prefix("rank", ranks))
 
     def merge(self, shared: Tree, update: Update) -> Tree:
-        average = weighted_mean(update.shared, update.weight)
+        average = weighted_mean(update.shared, self.shares(update))
         change, _ = compressed(rest(average), average["energy/kept"])
         return {k: shared[k] + v for k, v in change.items()} | {"energy/kept": average["energy/kept"]}
 
@@ -105,47 +105,3 @@ class FedKD(Method):
             rows, columns = leaf.shape[0], leaf[0].numel()
             size -= max(0, rows * columns - int(rank) * (rows + columns + 1)) * leaf.element_size()
         return size
-
-
-def compressed(change: Tree, energy: Tensor) -> tuple[Tree, Tree]:
-    """Every matrix [L, m, ...] cut to the rank that keeps `energy` [L], kernels as m x rest; the ranks [L].
-
-    What two factors and the singular values would not make smaller stays whole. Raises RunError that names
-    a non-finite parameter.
-    """
-    done, ranks = dict(change), {}
-    for name, leaf in change.items():
-        if leaf.dim() < 3 or not leaf.is_floating_point():
-            continue
-        matrix = leaf.flatten(2)
-        if not bool(matrix.isfinite().all()):
-            raise RunError(f"fedkd: {name} is not finite and cannot be compressed: try a smaller --lr")
-        cut, rank = truncated(matrix, energy)
-        smaller = rank * (matrix.shape[1] + matrix.shape[2] + 1) < matrix.shape[1] * matrix.shape[2]
-        done[name] = torch.where(smaller[:, None, None], cut, matrix).view_as(leaf)
-        ranks[name] = torch.where(smaller, rank, min(matrix.shape[1:]))
-    return done, ranks
-
-
-def truncated(matrix: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
-    """[L, m, n] at the smallest rank [L] that keeps `energy` [L] of the squared singular values.
-
-    By the eigenvectors of the smaller Gram matrix in float64, many times faster than a singular value
-    decomposition and, for what is kept here, as exact.
-    """
-    wide = matrix.shape[1] <= matrix.shape[2]
-    a = (matrix if wide else matrix.transpose(1, 2)).double()
-    values, vectors = torch.linalg.eigh(a @ a.transpose(1, 2))
-    values, vectors = values.flip(-1).clamp(min=0), vectors.flip(-1)
-    rank = rank_for(values, energy)
-    kept = vectors * (torch.arange(values.shape[-1], device=rank.device) < rank[:, None])[:, None]
-    cut = kept @ (kept.transpose(1, 2) @ a)
-    return (cut if wide else cut.transpose(1, 2)).to(matrix.dtype), rank
-
-
-def rank_for(squares: Tensor, energy: Tensor) -> Tensor:
-    """Smallest rank [L] whose leading squared singular values [L, n], descending, hold `energy` [L]."""
-    sums = squares.cumsum(-1)
-    goal = energy.double()[:, None] * sums[:, -1:] * (1 - 1e-12)
-    rank = (sums < goal).sum(-1) + 1
-    return torch.where(sums[:, -1] > 0, rank.clamp(max=squares.shape[-1]), 0)

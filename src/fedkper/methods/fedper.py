@@ -8,7 +8,7 @@ scored as "global" borrows one: the weighted mean of this round's heads, formed 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fedkper.lanes import Lanes
 from fedkper.method import Method, Update
@@ -18,6 +18,10 @@ from fedkper.tree import Tree, weighted_mean
 
 @dataclass(frozen=True)
 class FedPer(Method):
+    scored: ClassVar[tuple[str, str]] = (
+        "the shared body with a head formed for scoring (head_probe)",
+        "the site's body and head after local training",
+    )
     head_probe: Literal["mean", "initial"] = "mean"
     """Head of the model scored as global: the mean of this round's heads, or the initial one."""
 
