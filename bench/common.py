@@ -16,9 +16,8 @@ import torch
 from fedkper import models
 from fedkper.data.dataset import Dataset
 from fedkper.data.partition import Partition, Partitioning
-from fedkper.execute import Site
 from fedkper.experiment import Experiment
-from fedkper.simulate import site_of
+from fedkper.site import Site, site_of
 
 CLIENTS, TRAIN, TEST, GLOBAL, CLASSES = 20, 480, 120, 3421, 8
 SHAPE = (28, 28, 3)

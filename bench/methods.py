@@ -45,7 +45,7 @@ def seconds(name: str) -> tuple[list[float], dict[str, int]]:
     down, times = nbytes(shared), []
     for visit in range(VISITS):
         start = time.process_time()
-        update = client_round(method, site.task(0, visit), shared, own)
+        update = client_round(method, site.task([0], visit), shared, own)
         times.append(time.process_time() - start)
         shared, own = method.merge(shared, update), update.own
     return times, {"state": nbytes(own) if own else 0, "up": method.payload(update), "down": down}

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from fedkper import rng
 from fedkper.data.dataset import Dataset
 from fedkper.data.partition import Partition, Partitioning
-from fedkper.execute import Site
 from fedkper.experiment import Experiment
 from fedkper.lanes import Lanes
 from fedkper.method import Update
 from fedkper.record import Record
-from fedkper.simulate import simulate, site_of
+from fedkper.simulate import simulate
+from fedkper.site import Site, site_of
 from fedkper.task import SGD, Task
 from fedkper.tree import Tree, stack
 

@@ -33,7 +33,7 @@ TINY = [
 ]
 
 _processes = mp.get_context("forkserver")
-_processes.set_forkserver_preload(["fedkper.cli", "fedkper.plots"])
+_processes.set_forkserver_preload(["fedkper.cli_run", "fedkper.cli_data", "fedkper.plots"])
 
 
 def write_data(path: Path, seed: int = 0) -> Path:

@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 
 from fedkper import options, tables
-from fedkper.cli import COMMANDS, DATA_COMMANDS, Run
+from fedkper.cli_data import COMMANDS as DATA_COMMANDS
+from fedkper.cli_run import COMMANDS, Run
 from fedkper.data import partition as partitions
+from fedkper.data import partition_file
 from fedkper.experiment import Experiment
 from terminal import TINY, column, fedkper, results, strict, typed, untimed, write_data
 
@@ -375,7 +377,7 @@ def test_each_split_takes_effect_in_the_same_folder(
     entropy, hashes = [], []
     for words in ("--alpha 0.05", "--alpha 0.5", "--alpha 5", "--alpha 1000", "--partition iid"):
         assert fedkper("data", "split", *common, *words.split(), "--out", source / "same") == 0
-        partition = partitions.load(source / "same" / "partition.json")
+        partition = partition_file.load(source / "same" / "partition.json")
         asked = words.split()[-1]
         assert asked in (str(partition.request.kind), f"{partition.request.alpha:g}")
         said = capsys.readouterr().out
@@ -409,7 +411,7 @@ def test_a_stored_partition_is_used(
         fedkper("run", *common, "--rounds", 1, "--partition-file", out / "partition.json", "--out", run) == 0
     )
     assert (run / "partition.json").read_bytes() == (out / "partition.json").read_bytes()
-    assert partitions.load(out / "partition.json").hash == strict(run / "run.json")["partition"]["hash"]
+    assert partition_file.load(out / "partition.json").hash == strict(run / "run.json")["partition"]["hash"]
     capsys.readouterr()
     refused("data", "split", *common, "--out", run, naming="holds a run")
 
@@ -640,6 +642,11 @@ def test_a_run_that_diverges_ends_well_and_says_so(
 
 
 # --- as a program --------------------------------------------------------------------------------------
+
+
+def test_help_does_not_wait_for_pytorch() -> None:
+    code = "import sys; from fedkper.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
 def test_the_program_itself(tiny: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedkper.data import medmnist
+from fedkper.data import medmnist, npz, sets
 from fedkper.errors import InputError
 
 RNG = np.random.default_rng(0)
@@ -253,29 +253,29 @@ def test_constant_images_are_counted(tmp_path: Path) -> None:
 
 
 def test_table() -> None:
-    assert len(medmnist.SETS) == 11
-    assert "chestmnist" not in medmnist.SETS
-    blood, organ = medmnist.SETS["bloodmnist"], medmnist.SETS["organcmnist"]
+    assert len(sets.SETS) == 11
+    assert "chestmnist" not in sets.SETS
+    blood, organ = sets.SETS["bloodmnist"], sets.SETS["organcmnist"]
     assert (blood.counts, blood.channels, len(blood.classes)) == ((11959, 1712, 3421), 3, 8)
     assert (organ.counts, organ.counts_2x) == ((12975, 2392, 8216), (13000, 2392, 8268))
-    assert medmnist.SETS["organsmnist"].counts_2x == (13940, 2452, 8829)
+    assert sets.SETS["organsmnist"].counts_2x == (13940, 2452, 8829)
     assert organ.classes[3] == "heart"
     assert len(organ.classes) == 11
-    assert sum(sum(info.counts) for info in medmnist.SETS.values()) == 595_842
+    assert sum(sum(info.counts) for info in sets.SETS.values()) == 595_842
     assert blood.md5[28] == "7053d0359d879ad8a5505303e11de1dc"
     assert blood.address(64) == "https://zenodo.org/records/10519652/files/bloodmnist_64.npz?download=1"
-    digests = [digest for info in medmnist.SETS.values() for digest in info.md5.values()]
+    digests = [digest for info in sets.SETS.values() for digest in info.md5.values()]
     assert len(set(digests)) == 44
     assert all(len(digest) == 32 and int(digest, 16) for digest in digests)
-    assert [i.name for i in medmnist.SETS.values() if i.task == "binary"] == ["pneumoniamnist", "breastmnist"]
-    assert medmnist.SETS["retinamnist"].task == "ordinal"
-    assert medmnist.SETS["dermamnist"].licence == "CC BY-NC 4.0"
+    assert [i.name for i in sets.SETS.values() if i.task == "binary"] == ["pneumoniamnist", "breastmnist"]
+    assert sets.SETS["retinamnist"].task == "ordinal"
+    assert sets.SETS["dermamnist"].licence == "CC BY-NC 4.0"
 
 
 def test_rows(tmp_path: Path) -> None:
     save(tmp_path / "octmnist.npz")
     rows = medmnist.rows(tmp_path)
-    assert [row["name"] for row in rows] == list(medmnist.SETS)
+    assert [row["name"] for row in rows] == list(sets.SETS)
     assert [row["name"] for row in rows if row["present"]] == ["octmnist"]
     assert (rows[2]["classes"], rows[2]["train"], rows[2]["val"], rows[2]["test"]) == (4, 97477, 10832, 1000)
 
@@ -302,9 +302,9 @@ def test_other_checksum_is_a_notice(tmp_path: Path) -> None:
 
 def test_official_file_has_no_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path / "organcmnist.npz", labels=np.arange(50) % 10)
-    organ = medmnist.SETS["organcmnist"]
+    organ = sets.SETS["organcmnist"]
     known = replace(organ, md5={**organ.md5, 28: medmnist.checksum(path)}, counts_2x=(30, 10, 10))
-    monkeypatch.setitem(medmnist._FILES, "organcmnist", (known, 28))
+    monkeypatch.setitem(sets.FILES, "organcmnist", (known, 28))
     data = medmnist.load("organcmnist", tmp_path)
     assert data.source["official"] is True
     assert data.source["counts_equal_those_of"] == "medmnist 2.x"
@@ -364,7 +364,7 @@ def test_missing_file_says_what_to_put_where(tmp_path: Path) -> None:
 def test_unknown_names(tmp_path: Path) -> None:
     refused("bloodmist", "bloodmnist", str(tmp_path), folder=tmp_path)
     refused("tissuemnist_30k", "tissuemnist", folder=tmp_path)
-    refused("zzz", "pathmnist", "organsmnist", folder=tmp_path)
+    refused("zzz", "--dataset zzz", "pathmnist", "organsmnist", folder=tmp_path)
     refused(tmp_path / "gone.npz", "is not there")
     refused(tmp_path / "bloodmnist.npz", "is not there", folder=tmp_path)
     refused("some/where", "'.npz'", folder=tmp_path)
@@ -462,7 +462,7 @@ def test_single_array_and_folder_and_odd_archives(tmp_path: Path) -> None:
     (tmp_path / "folder.npz").mkdir()
     refused(tmp_path / "folder.npz", "is not there")
     with zipfile.ZipFile(tmp_path / "text.npz", "w") as archive:
-        for key in medmnist.NEEDED:
+        for key in npz.NEEDED:
             archive.writestr(f"{key}.npy", "text")
     refused(tmp_path / "text.npz", "not a NumPy array", "train_images")
     header = io.BytesIO()
@@ -470,7 +470,7 @@ def test_single_array_and_folder_and_odd_archives(tmp_path: Path) -> None:
         header, {"descr": "|u1", "fortran_order": False, "shape": (10**15, 28, 28)}
     )
     with zipfile.ZipFile(tmp_path / "huge.npz", "w") as archive:
-        for key in medmnist.NEEDED:
+        for key in npz.NEEDED:
             archive.writestr(f"{key}.npy", header.getvalue())
     refused(tmp_path / "huge.npz", "cannot be read")
 
@@ -504,7 +504,7 @@ def test_pickles_are_never_loaded(tmp_path: Path) -> None:
     refused(save(tmp_path / "object.npz", train_images=np.array([Trap(marker)], dtype=object)), "pickle")
     refused(save(tmp_path / "label.npz", test_labels=np.array([Trap(marker)] * 10, dtype=object)), "pickle")
     with zipfile.ZipFile(tmp_path / "members.npz", "w") as archive:
-        for key in medmnist.NEEDED:
+        for key in npz.NEEDED:
             archive.writestr(f"{key}.npy", code)
     refused(tmp_path / "members.npz", "not a NumPy array")
     assert not marker.exists()
@@ -541,7 +541,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        monkeypatch.setattr(medmnist, "ADDRESS", f"http://127.0.0.1:{http.server_port}/files")
+        monkeypatch.setattr(sets, "ADDRESS", f"http://127.0.0.1:{http.server_port}/files")
         yield state
         http.shutdown()
         thread.join(10)
@@ -551,8 +551,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def octmnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     """A small file that counts as the official one."""
     body = save(tmp_path / "made.npz", labels=Y % 4).read_bytes()
-    known = replace(medmnist.SETS["octmnist"], md5={28: hashlib.md5(body).hexdigest()})
-    monkeypatch.setitem(medmnist._FILES, "octmnist", (known, 28))
+    known = replace(sets.SETS["octmnist"], md5={28: hashlib.md5(body).hexdigest()})
+    monkeypatch.setitem(sets.FILES, "octmnist", (known, 28))
     return body
 
 
@@ -585,13 +585,13 @@ def test_failed_download_leaves_nothing(
     message = refused("octmnist", word, str(tmp_path / "data"), folder=tmp_path / "data")
     assert "octmnist.npz is missing" in message
     assert hashlib.md5(octmnist).hexdigest() in message
-    assert f"{medmnist.ADDRESS}/octmnist.npz" in message
+    assert f"{sets.ADDRESS}/octmnist.npz" in message
     assert list((tmp_path / "data").iterdir()) == []
     assert len(server.paths) == 2
 
 
 def test_unreachable_server(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(medmnist, "ADDRESS", "http://127.0.0.1:9/files")
+    monkeypatch.setattr(sets, "ADDRESS", "http://127.0.0.1:9/files")
     refused("octmnist", "cannot be reached", "c68d92d5b585d8d81f7112f81e2d0842", folder=tmp_path)
     (tmp_path / "taken").write_text("a file")
     refused("octmnist", "was not downloaded", "taken", folder=tmp_path / "taken")

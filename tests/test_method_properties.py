@@ -23,7 +23,7 @@ from fedkper import evaluate, execute, tree
 from fedkper.data.dataset import Dataset
 from fedkper.data.partition import Partition, Partitioning
 from fedkper.errors import InputError, RunError
-from fedkper.execute import Site, Worker, logits
+from fedkper.execute import Worker, logits
 from fedkper.experiment import Experiment
 from fedkper.lanes import Lanes
 from fedkper.losses import Batch, ce, entropy
@@ -44,7 +44,7 @@ from fedkper.methods.moon import MOON
 from fedkper.models import CNN
 from fedkper.record import Record, read_curves, read_events
 from fedkper.run import Execution, start
-from fedkper.simulate import site_of
+from fedkper.site import Site, site_of
 from fedkper.task import SGD, Task
 from fedkper.tree import Tree, prefix, rest, sub
 from golden import cases, check
@@ -1274,11 +1274,11 @@ def test_a_clients_state_is_its_own_and_waits_unchanged(name: str, tmp_path: Pat
     visits: list[Visit] = []
     train = Worker.train
 
-    def noted(self: Worker, client: int, round: int, own: Tree) -> Update:
-        update = train(self, client, round, own)
-        task, _, _ = self.trained[client]
+    def noted(self: Worker, clients: list[int], round: int, owns: list[Tree]) -> list[Update]:
+        updates = train(self, clients, round, owns)
+        ((client,), task, _), (own,), (update,) = self.trained[-1], owns, updates
         visits.append(Visit(round, client, own, update.own, task.x.unique().tolist()))
-        return update
+        return updates
 
     def stored(done: int, _: Any) -> None:
         """After every round, the checkpoint has for each client what it returned at its last visit."""
@@ -1343,7 +1343,7 @@ def test_which_model_a_score_belongs_to(name: str, tmp_path: Path) -> None:
     record = Record.open(tmp_path / "run")
     done, shared, visits, _ = record.restore()
     before = tree.load(record.checkpoints / f"shared-{done - 1:06d}.safetensors")
-    tasks = [federation.task(k, done - 1) for k in range(2)]
+    tasks = [federation.task([k], done - 1) for k in range(2)]
     owns = [record.own(k, done - 1) if visits else {} for k in range(2)]
     updates = [client_round(method, task, before, own) for task, own in zip(tasks, owns, strict=True)]
     for k, update in enumerate(updates):
@@ -1354,14 +1354,14 @@ def test_which_model_a_score_belongs_to(name: str, tmp_path: Path) -> None:
     assert_close(method.merge(before, together(updates)), shared, 0)
     theta = method.global_model(model, shared, together(updates))
     assert [score(federation, theta, k) for k in range(2)] == on_local
-    answers = logits(model, theta, federation.test_x)
+    answers = logits(model, theta, federation.test_x[None])[0]
     assert evaluate.accuracy(answers, federation.test_y) == curves.global_acc[-1]
     record.close()
 
 
 def score(federation: Site, theta: Tree, client: int) -> float | None:
     index = federation.test_index[client]
-    answers = logits(federation.model, theta, federation.train_x[index])
+    answers = logits(federation.model, theta, federation.train_x[index][None])[0]
     return evaluate.accuracy(answers, federation.train_y[index])
 
 
@@ -1380,7 +1380,7 @@ def test_evaluation_disturbs_nothing(name: str, tmp_path: Path, monkeypatch: Any
     with monkeypatch.context() as patch:
         patch.setattr(METHODS[name], "local_model", lambda *args: {})
         patch.setattr(METHODS[name], "untuned_model", lambda *args: None)
-        patch.setattr(execute, "logits", lambda model, theta, images: torch.zeros(len(images), 3))
+        patch.setattr(execute, "logits", lambda model, theta, images: torch.zeros(*images.shape[:2], 3))
         run_site(site(name, Normed, rounds=3), tmp_path / "never")
     for path in (tmp_path / "once" / "checkpoint").glob("*.safetensors"):
         for how in ("twice", "never"):

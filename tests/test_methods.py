@@ -211,6 +211,20 @@ def test_two_half_runs_are_one_run(name: str, workers: int, tmp_path: Any) -> No
         assert path.read_bytes() == (tmp_path / "halves" / "checkpoint" / path.name).read_bytes(), path.name
 
 
+@every_method
+@every_model
+def test_a_run_in_lanes_gives_the_same_numbers(name: str, module: type[nn.Module], tmp_path: Any) -> None:
+    """All clients of a round side by side, or in groups."""
+    quiet = {"fraction": 0.9, "rounds": 3, "lr": 0.01}
+    run_site(site(name, module, **quiet), tmp_path / "alone")
+    for lanes in (2, 8):
+        run_site(site(name, module, **quiet), tmp_path / f"{lanes}", lanes=lanes)
+        for path in sorted((tmp_path / "alone" / "checkpoint").glob("*.safetensors")):
+            assert_close(tree.load(tmp_path / f"{lanes}" / "checkpoint" / path.name), tree.load(path), 1e-4)
+        same = [(tmp_path / f / "rounds.csv").read_text().splitlines()[0] for f in ("alone", f"{lanes}")]
+        assert same[0] == same[1]
+
+
 def _numbers(folder: Any) -> list[str]:
     """The two tables without the seconds, and the summary."""
     lines = [row.split(",") for row in (folder / "rounds.csv").read_text().splitlines()]

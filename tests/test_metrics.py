@@ -8,22 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkper import metrics
+from fedkper import averages
+from fedkper.averages import mean, mean_curve, over_seeds, std
 from fedkper.errors import InputError
-from fedkper.metrics import (
-    Curves,
-    backward_transfer,
-    balance,
-    consistency,
-    local_curves,
-    mean,
-    mean_curve,
-    over_runs,
-    over_seeds,
-    per_round,
-    std,
-    summarise,
-)
+from fedkper.forgetting import backward_transfer, consistency
+from fedkper.metrics import Curves, balance, local_curves, over_runs, per_round, summarise
 from golden import cases, check
 
 # The machine may be shared: no test fails for being slow once.
@@ -460,5 +449,5 @@ def test_refusals():
 
 
 def test_nothing_needs_more_than_numpy_types():
-    assert metrics.mean(np.array([0.25, 0.75])).value == 0.5
-    assert type(metrics.mean(np.array([0.25, 0.75])).value) is float
+    assert averages.mean(np.array([0.25, 0.75])).value == 0.5
+    assert type(averages.mean(np.array([0.25, 0.75])).value) is float

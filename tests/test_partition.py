@@ -16,16 +16,13 @@ from hypothesis import strategies as st
 from fedkper.data.partition import (
     TRIES,
     Partitioning,
-    compare,
     dirichlet_assign,
     label_entropy,
-    load,
     local_test_counts,
     make,
-    require,
-    save,
     stratified_test_counts,
 )
+from fedkper.data.partition_file import compare, load, require, save
 from fedkper.errors import InputError
 from golden import cases, check
 

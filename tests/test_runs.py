@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from federation import run_site, site
-from fedkper import record, run
-from fedkper.data import partition as partitions
+from fedkper import folders, run
+from fedkper.data import partition_file
 from fedkper.errors import InputError
 from fedkper.experiment import Experiment
 from fedkper.record import Record
@@ -349,7 +349,7 @@ def test_two_runs_of_the_same_second_have_a_folder_each(command: list[Any], tmp_
 def test_generated_names_are_distinct_and_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "strftime", lambda _: "20260101-000000")
     names = ["x", "x", "x", "a/b:c*?é", "CON", "..", "", "y" * 400, "y" * 400]
-    made = [record.unique(tmp_path / "runs", name) for name in names]
+    made = [folders.unique(tmp_path / "runs", name) for name in names]
     assert len(set(made)) == len(names)
     for folder in made:
         assert folder.parent == tmp_path / "runs"
@@ -462,7 +462,7 @@ def test_partition_and_clients_depend_on_their_seeds_only(command: list[Any], tm
     def of(name: str, *words: object) -> tuple[str, list[list[int]]]:
         folder = tmp_path / name
         assert fedkper(*base, *words, "--out", folder) == 0
-        partition = partitions.load(folder / "partition.json").hash
+        partition = partition_file.load(folder / "partition.json").hash
         assert partition == strict(folder / "run.json")["partition"]["hash"]
         return partition, sampled(folder)
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedkper.execute import JOB, Call, Executor, Site
+from fedkper.execute import JOB, Call, Executor
+from fedkper.site import Site
 
 
 def accuracy(logits: Tensor, y: Tensor) -> float | None:
@@ -31,15 +32,15 @@ def global_model(executor: Executor, site: Site) -> tuple[float | None, list[flo
 
 
 def local_models(
-    executor: Executor, site: Site, clients: Sequence[int], workers: Sequence[int]
+    executor: Executor, site: Site, groups: Sequence[list[int]], workers: Sequence[int]
 ) -> tuple[dict[int, float | None], dict[int, float | None]]:
     """Each client's local model, at the worker that trained it, on its own L_k; and the untuned one."""
-    calls = [Call("local_logits", (k,), w) for k, w in zip(clients, workers, strict=True)]
+    calls = [Call("local_logits", (group,), w) for group, w in zip(groups, workers, strict=True)]
     local: dict[int, float | None] = {}
     untuned: dict[int, float | None] = {}
-    for k, done in zip(clients, executor.run(calls), strict=True):
-        y = site.train_y[site.test_index[k]]
-        after, before = done.value
-        local[k] = accuracy(after, y)
-        untuned[k] = None if before is None else accuracy(before, y)
+    for group, done in zip(groups, executor.run(calls), strict=True):
+        for k, (after, before) in zip(group, done.value, strict=True):
+            y = site.train_y[site.test_index[k]]
+            local[k] = accuracy(after, y)
+            untuned[k] = None if before is None else accuracy(before, y)
     return local, untuned

@@ -1,173 +1,22 @@
 """The metrics of FedKPer: accuracy, forgetting and balance, from the raw per-round curves of a run.
 
-Numbers in, numbers out. What is undefined is None with a reason, never 0 and never NaN; a value that is None,
-NaN or infinite counts as undefined and is left out of every mean, and each mean says how many values it used.
-Accuracies are shares of 1 and are not rounded. Rounds count from 0.
+Numbers in, numbers out. What is undefined is None with a reason, never 0 and never NaN. Accuracies are shares
+of 1 and are not rounded. Rounds count from 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
+from fedkper.averages import Curve, Number, Row, defined, mean, mean_curve, over_seeds, std
 from fedkper.errors import InputError
-
-Row = Sequence[float | None]
-Curve = tuple[float | None, ...]
+from fedkper.forgetting import Consistency, backward_transfer, consistency
 
 ONE_PER_RUN = "one number per run, so there is no deviation over rounds"
-NO_ROUND = "no round has a value"
 NO_LOCAL = "no sampled client has a local test set"
-
-
-class Number(NamedTuple):
-    """A result: `value` is None where undefined, then `reason` says why. `used` counts the values in it."""
-
-    value: float | None
-    reason: str = ""
-    used: int = 0
-
-
-def defined(values: Iterable[float | None]) -> list[float]:
-    """The defined values, in order: without None, NaN and infinities."""
-    return [float(v) for v in values if v is not None and math.isfinite(v)]
-
-
-def mean(values: Iterable[float | None], reason: str = NO_ROUND) -> Number:
-    """Unweighted mean of the defined values; `reason` is given when there is none.
-
-    The sum is exact (fsum), so the order of clients or rounds never changes the result.
-    """
-    v = defined(values)
-    return Number(math.fsum(v) / len(v), "", len(v)) if v else Number(None, reason)
-
-
-def std(values: Iterable[float | None], ddof: int = 0, reason: str = NO_ROUND) -> Number:
-    """Standard deviation of the defined values: population (ddof 0) or sample (ddof 1)."""
-    v = defined(values)
-    if len(v) <= ddof:
-        return Number(None, reason)
-    centre = math.fsum(v) / len(v)
-    return Number(math.sqrt(math.fsum((x - centre) ** 2 for x in v) / (len(v) - ddof)), "", len(v))
-
-
-@dataclass(frozen=True)
-class Consistency:
-    """Consistency C = 1 - AIPFR of a curve and its variants (specification 2.3; paper, IPFR and Fig. 3)."""
-
-    peaks: tuple[int, ...]
-    """Rounds at which the curve reaches or beats everything before; ties count, so the first round is one."""
-    windows: tuple[tuple[int, int], ...]
-    """Consecutive peaks (first and last round, both inside the window) that went into C."""
-    skipped: tuple[tuple[int, int], ...]
-    """Windows that start from an accuracy of 0: their relative drop does not exist."""
-    ipfr: tuple[float, ...]
-    """Mean relative distance from the peak, per window, upper end included, over the window's steps."""
-    aipfr: Number
-    c: Number
-    """The headline. Every window has equal weight; can be negative after a fast rise."""
-    drop_only: Number
-    """Only values below the peak count: the rise at the end of a window is no longer forgetting."""
-    with_tail: Number
-    """One more window from the last peak to the last round, so that a collapse at the end is seen."""
-    drop_only_with_tail: Number
-
-
-def consistency(acc: Row) -> Consistency:
-    """Consistency of the accuracy curve `acc` [T], all four variants (specification 2.3).
-
-    Undefined rounds are left out of the series before anything is computed: their neighbours become adjacent
-    and a window's length counts defined rounds only. Peaks and windows are given as rounds of the full curve.
-    C is undefined, not 1, without a complete window: a curve that only falls would otherwise score perfect.
-    """
-    rounds = [t for t, a in enumerate(acc) if a is not None and math.isfinite(a)]
-    a = defined(acc)
-    peaks = [i for i, best in enumerate(accumulate(a, max)) if a[i] == best]
-    windows = list(pairwise(peaks))
-    used = [w for w in windows if a[w[0]] > 0]
-    tail = [(peaks[-1], len(a) - 1)] if peaks and peaks[-1] < len(a) - 1 and a[peaks[-1]] > 0 else []
-    if windows:
-        reason = "every window between two record highs starts from an accuracy of 0"
-    elif a:
-        reason = "no window: the curve has no second record high"
-    else:
-        reason = NO_ROUND
-
-    def one_minus(ws: list[tuple[int, int]], drop_only: bool) -> Number:
-        rate = mean((_relative_drop(a[i : j + 1], drop_only) for i, j in ws), reason)
-        return rate if rate.value is None else Number(1 - rate.value, "", rate.used)
-
-    def in_rounds(ws: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-        return tuple((rounds[i], rounds[j]) for i, j in ws)
-
-    ipfr = tuple(_relative_drop(a[i : j + 1], False) for i, j in used)
-    return Consistency(
-        peaks=tuple(rounds[i] for i in peaks),
-        windows=in_rounds(used),
-        skipped=in_rounds([w for w in windows if a[w[0]] <= 0]),
-        ipfr=ipfr,
-        aipfr=mean(ipfr, reason),
-        c=one_minus(used, False),
-        drop_only=one_minus(used, True),
-        with_tail=one_minus(used + tail, False),
-        drop_only_with_tail=one_minus(used + tail, True),
-    )
-
-
-def _relative_drop(window: list[float], drop_only: bool) -> float:
-    """IPFR of one window [peak, ..., end]: distances from the peak, over the peak and the number of steps."""
-    peak = window[0]
-    drops = [max(peak - a, 0.0) if drop_only else abs(peak - a) for a in window]
-    return math.fsum(drops) / peak / (len(window) - 1)
-
-
-@dataclass(frozen=True)
-class BackwardTransfer:
-    """Backward transfer; negative is forgetting, closer to 0 is better (specification 2.2)."""
-
-    per_round: Curve
-    """Mean over the clients of an earlier round; None while there is none (round 0)."""
-    clients: tuple[int, ...]
-    """How many clients are in each round's mean."""
-    mean: Number
-    """Mean over the rounds where it is defined."""
-    undefined_as_zero: Number
-    """The official code's: an undefined round counts as 0. Undefined if nothing was ever evaluated."""
-    final: Number
-    """The last round's value."""
-    never_sampled: tuple[int, ...]
-    """Clients that took part in no round and are therefore in no mean."""
-
-
-def backward_transfer(acc: Sequence[Row], sampled: Sequence[Sequence[int]]) -> BackwardTransfer:
-    """How much the global model has lost on clients that it saw before (specification 2.2).
-
-    `acc` [T][K]: accuracy of round t's aggregated model on client k's local test set, None where the client
-    has none or was not evaluated. `sampled` [T]: the clients that trained in round t. A client's reference is
-    the accuracy at the end of its last earlier visit, replaced after the difference is taken: a returning
-    client is compared with its previous visit. A client without a value now or without one at its last visit
-    is left out of the round's mean.
-    """
-    reference: dict[int, float | None] = {}
-    rounds: list[Number] = []
-    for row, clients in zip(acc, sampled, strict=True):
-        pairs = [defined((row[k], then)) for k, then in reference.items()]
-        rounds.append(mean(pair[0] - pair[1] for pair in pairs if len(pair) == 2))
-        reference.update({k: row[k] for k in clients})
-    values = [r.value for r in rounds]
-    nothing = "no client that was sampled before has a local test accuracy"
-    seen = any(defined(row) for row in acc)
-    return BackwardTransfer(
-        per_round=tuple(values),
-        clients=tuple(r.used for r in rounds),
-        mean=mean(values, nothing),
-        undefined_as_zero=mean([v or 0.0 for v in values] if seen else [], nothing),
-        final=mean(values[-1:], nothing),
-        never_sampled=tuple(k for k in range(len(acc[0]) if len(acc) else 0) if k not in reference),
-    )
 
 
 @dataclass(frozen=True)
@@ -223,22 +72,6 @@ def balance(global_acc: float | None, local_acc: float | None) -> Number:
     """Mean of a run's average global and average local accuracy (specification 2.6); needs both."""
     both = mean((global_acc, local_acc))
     return both if both.used == 2 else Number(None, "needs both the global and the local accuracy")
-
-
-class OverSeeds(NamedTuple):
-    """Mean over seeds; `std_sample` (ddof 1) is undefined for one seed, `std_population` is then 0."""
-
-    mean: Number
-    std_sample: Number
-    std_population: Number
-
-
-def over_seeds(values: Iterable[float | None]) -> OverSeeds:
-    """Mean and deviations of one number per seed (specification 2.7); seeds without a value are left out."""
-    v = defined(values)
-    reason = "no seed has a value"
-    few = "one seed has no deviation: run at least 2" if v else reason
-    return OverSeeds(mean(v, reason), std(v, 1, few), std(v, 0, reason))
 
 
 @dataclass(frozen=True)
@@ -356,11 +189,6 @@ def over_runs(runs: Sequence[Curves]) -> dict[str, Any]:
     out["variants"] = {name: _seeds([m.variants[name] for m in measured]) for name in measured[0].variants}
     out["counts"] = {"runs": len(runs), "rounds": lengths[0]}
     return out
-
-
-def mean_curve(curves: Sequence[Row]) -> Curve:
-    """Mean over runs, round by round; a round's mean is over the runs where it is defined."""
-    return tuple(mean(values).value for values in zip(*curves, strict=True))
 
 
 def _over_rounds(curve: Curve | None) -> Number:

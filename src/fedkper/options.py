@@ -1,16 +1,58 @@
-"""Reads the words of a command line: one sentence, with the option's name, for whatever is wrong in them."""
+"""The options of a command line: those that commands share, and how words become values.
+
+Whatever is wrong in the words is said in one sentence with the option's name.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import tyro
+
+from fedkper import record, run
 from fedkper.errors import InputError
+from fedkper.experiment import Experiment, from_file, preset, read_file
 from fedkper.ranges import Range, convert
+from fedkper.run import Execution
 from fedkper.userfile import near
+
+# How --help shows an option that need not be given.
+OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
+OptionalInt = Annotated[
+    int | None, Range(1, 1024), tyro.conf.arg(metavar="INT", help_behavior_hint="(default: one a core)")
+]
+
+
+@dataclass(frozen=True)
+class Options(Experiment):
+    """What every command that trains takes: the experiment, and how and where to run it."""
+
+    data: OptionalPath = None
+    """folder of the data files; else $FEDKPER_DATA, else the user's cache"""
+    workers: OptionalInt = None
+    """processes that train; results do not depend on it"""
+    device: str = "cpu"
+    """cpu, cuda or cuda:N"""
+    partition_file: OptionalPath = None
+    """a stored partition (fedkper data split) instead of drawing one; must fit the options"""
+    out: OptionalPath = None
+    """folder of the results; a new one below runs/ if not given"""
+    preset: Annotated[str, tyro.conf.arg(help_behavior_hint="")] = ""
+    """paper-blood, paper-organc or paper-organs: the paper's setting; options beside it win"""
+    config: OptionalPath = None
+    """a run.json, to repeat that run, or a JSON file with some options; options beside it win"""
+
+    def experiment(self) -> Experiment:
+        return Experiment(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Experiment)})
+
+    def execution(self) -> Execution:
+        return Execution(self.data, self.workers, self.device)
 
 
 def read(command: type, words: Sequence[str], prog: str) -> dict[str, Any]:
@@ -99,3 +141,28 @@ def _take_positional(
         raise InputError(f"{prog}: '{word}' is one too many")
     value = _one(word, hints[names[0]], f"{prog}: {names[0].upper()}")
     values[names[0]] = (*values.get(names[0], ()), value) if many else value
+
+
+def defaults(given: dict[str, Any]) -> dict[str, Any]:
+    """What options have where the command line names none: the preset's, the file's, the resumed run's."""
+    stored: dict[str, Any] = {}
+    if given.get("resume"):
+        for name in {"preset", "config", "partition_file"} & given.keys():
+            raise InputError(f"--resume: the run keeps its own options; leave out --{name.replace('_', '-')}")
+        folder = given.get("out")
+        if folder is None:
+            raise InputError("--resume: name the run's folder: --resume FOLDER")
+        if not os.path.isfile(folder / "run.json"):
+            raise InputError(f"--resume {folder}: holds no run (no run.json); check the path")
+        base, stored = run.stored_experiment(folder), record.read_json(folder, "run.json")
+    elif "preset" in given and "config" in given:
+        raise InputError("--preset and --config: each names all options of a run; use one of them")
+    elif "preset" in given:
+        base = preset(given["preset"])
+    elif "config" in given:
+        base, stored = from_file(given["config"]), read_file(given["config"])
+    else:
+        base = Experiment()
+    execution = stored.get("execution")
+    where = execution.get("data") if isinstance(execution, dict) else None
+    return base.to_json() | ({"data": Path(where)} if isinstance(where, str) else {})

@@ -15,14 +15,12 @@ import csv
 import io
 import json
 import os
-import re
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from fedkper import tree
+from fedkper import checkpoint, folders, tree
 from fedkper.errors import InputError, RunError
 from fedkper.metrics import Curves
 from fedkper.tree import Tree
@@ -51,8 +49,6 @@ CLIENT_COLUMNS = (
     "untuned_acc",
     "global_on_local_acc",
 )
-_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
-KEPT = 2
 # What a start that was cut short before run.json leaves behind.
 _BEGUN = {".lock", "checkpoint", "rounds.csv", "clients.csv", "partition.json"}
 
@@ -64,13 +60,13 @@ class Record:
         self.folder = folder
         self.on_event: Callable[[dict[str, Any]], None] = lambda event: None
         self.checkpoints = folder / "checkpoint"
-        self._lock = _locked(folder)
+        self._lock = folders.locked(folder)
 
     @staticmethod
     def create(folder: Path) -> Record:
         """A new run's folder. Raises InputError if it already holds something or has an unsafe name."""
         _refuse_used(folder)
-        make_folder(folder)
+        folders.make(folder)
         record = Record(folder)
         try:
             _refuse_used(folder)  # again: another process may have finished a run here meanwhile
@@ -124,67 +120,26 @@ class Record:
 
         `own`: the state of this round's clients; `visits`: for every client seen, the round its state is of.
         """
-        files = {f"shared-{round:06d}.safetensors": shared}
-        files |= {_own_name(client, round): state for client, state in own.items() if state}
         with self._writing(self.checkpoints):
-            sums = {name: tree.save(state, self.checkpoints / name) for name, state in files.items()}
-            previous = self._state(round - 1) or {}
-            owns = previous.get("own", {}) | {name: s for name, s in sums.items() if name.startswith("own")}
-            wanted = {_own_name(client, at) for client, at in visits.items()}
-            state: dict[str, Any] = {
-                "round": round,
-                "shared": sums[f"shared-{round:06d}.safetensors"],
-                "own": {name: s for name, s in owns.items() if name in wanted},
-            }
-            tree.write(self.checkpoints / f"state-{round:06d}.json", json.dumps(state).encode())
-            self._clear(round, state["own"])
+            checkpoint.save(self.checkpoints, round, shared, own, visits)
 
     def restore(self) -> tuple[int, Tree, dict[int, int], str]:
         """The newest valid state: rounds done, shared, visits, and a notice if the newest was damaged.
 
         Lines of rounds after it are dropped. Raises InputError if no state is valid.
         """
-        notice = ""
-        for path in sorted(self.checkpoints.glob("state-*.json"), reverse=True):
-            try:
-                state = json.loads(path.read_text())
-                shared = tree.load(
-                    self.checkpoints / f"shared-{state['round']:06d}.safetensors", state["shared"]
-                )
-                for name, checksum in state["own"].items():
-                    tree.load(self.checkpoints / name, checksum)
-                visits = {int(name[4:10]): int(name[11:17]) for name in state["own"]}
-            except (InputError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                cause = str(error) if isinstance(error, InputError) else f"{path}: damaged"
-                notice = f"{cause}; went back to the checkpoint before"
-                continue
-            self._cut(state["round"])
-            return state["round"], shared, visits, notice
-        if notice:
-            raise InputError(f"{notice.partition(';')[0]}; no other checkpoint is valid: start a new run")
-        if len(_rows(self.folder / "rounds.csv")) > 1:
+        done, shared, visits, notice = checkpoint.restore(self.checkpoints)
+        if not done and len(_rows(self.folder / "rounds.csv")) > 1:
             raise InputError(f"{self.checkpoints}: no checkpoint is there: start a new run")
-        self._cut(0)
-        return 0, {}, {}, ""
+        self._cut(done)
+        return done, shared, visits, notice
 
     def own(self, client: int, round: int) -> Tree:
         """A client's personal state as it was after `round`."""
-        return tree.load(self.checkpoints / _own_name(client, round))
+        return checkpoint.load_own(self.checkpoints, client, round)
 
     def curves(self) -> Curves:
         return read_curves(self.folder)
-
-    def _state(self, round: int) -> dict[str, Any] | None:
-        path = self.checkpoints / f"state-{round:06d}.json"
-        return json.loads(path.read_text()) if path.is_file() else None
-
-    def _clear(self, round: int, own: dict[str, str]) -> None:
-        """Removes what neither of the two newest states needs."""
-        keep = {f"{kind}-{round - back:06d}" for kind in ("state", "shared") for back in range(KEPT)}
-        previous = self._state(round - 1) or {"own": {}}
-        for path in self.checkpoints.iterdir():
-            if path.stem not in keep and path.name not in own and path.name not in previous["own"]:
-                path.unlink()
 
     def _cut(self, round: int) -> None:
         """Drops the lines of rounds after `round`, and whatever a kill left half-written."""
@@ -220,22 +175,6 @@ class Record:
 
     def close(self) -> None:
         self._lock.close()
-
-
-def unique(parent: Path, name: str) -> Path:
-    """A folder for a run that nobody else has: the name, the time, and a number if need be. It is made."""
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{name[:70]}-{time.strftime('%Y%m%d-%H%M%S')}").strip("-.")
-    for number in range(1, 1000):
-        folder = parent / (stem if number == 1 else f"{stem}-{number}")
-        try:
-            make_folder(parent)
-            folder.mkdir()
-            return folder
-        except (FileExistsError, FileNotFoundError):  # taken, or `parent` was removed meanwhile
-            continue
-        except OSError as error:
-            raise InputError(f"{folder}: cannot be made ({error.strerror}); name an --out") from error
-    raise InputError(f"{parent / stem}: a thousand runs of that name exist; name another --out")
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
@@ -334,10 +273,6 @@ def _number(cell: str) -> float | None:
     return value
 
 
-def _own_name(client: int, round: int) -> str:
-    return f"own-{client:06d}-{round:06d}.safetensors"
-
-
 def _refuse_used(folder: Path) -> None:
     """Raises InputError for a folder that holds something else than a start that was cut short."""
     if os.path.exists(folder / "run.json"):
@@ -357,40 +292,3 @@ def _has_rounds(folder: Path) -> bool:
     return (table.is_file() and table.read_bytes().count(b"\n") > 1) or (
         checkpoints.is_dir() and any(path.suffix != ".tmp" for path in checkpoints.iterdir())
     )
-
-
-def make_folder(folder: Path) -> None:
-    """Makes a folder; every part of the path that does not exist yet must be a name that any system takes."""
-    for part in (folder, *folder.parents):
-        if os.path.exists(part):
-            break
-        name = part.name
-        safe = re.fullmatch(r"[A-Za-z0-9._-]{1,99}", name) and name.strip(".") == name
-        if not safe or _RESERVED.fullmatch(name):
-            shown = name if len(name) < 120 else f"{name[:100]}..."
-            raise InputError(
-                f"--out: '{shown}' is no safe folder name; use up to 99 letters, digits, '.', '-' and '_', "
-                "no dot at either end, and no reserved word such as CON"
-            )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {folder}: cannot be made ({error.strerror})") from error
-
-
-def _locked(folder: Path) -> IO[str]:
-    """Two processes must not write one run: holds a lock as long as this one lives."""
-    try:
-        file = open(folder / ".lock", "w", encoding="utf-8")  # noqa: SIM115  held open on purpose
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written ({error.strerror})") from error
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system
-        return file
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise RunError(f"{folder}: another process is writing this run; wait for it or stop it") from None
-    return file

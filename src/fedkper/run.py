@@ -18,15 +18,17 @@ import torch
 
 from fedkper import __version__, data, models
 from fedkper.data import partition as partitions
+from fedkper.data import partition_file
 from fedkper.data.dataset import Dataset
 from fedkper.data.partition import Partition, Partitioning
 from fedkper.errors import InputError, RunError
-from fedkper.execute import Site, cores
+from fedkper.execute import cores
 from fedkper.experiment import Experiment, from_json
 from fedkper.lanes import Lanes
 from fedkper.methods import parse as parse_method
 from fedkper.record import Record, read_json
-from fedkper.simulate import OnRound, simulate, site_of
+from fedkper.simulate import OnRound, simulate
+from fedkper.site import Site, site_of
 
 LIBRARIES = ("torch", "numpy", "safetensors")
 
@@ -75,12 +77,12 @@ def prepare(experiment: Experiment, dataset: Dataset, stored: Path | None = None
     else:
         if not os.path.isfile(stored):
             raise InputError(f"--partition-file {stored}: no such file")
-        partition = partitions.load(stored)
-        partitions.require(partition, request, dataset.hash, str(stored))
+        partition = partition_file.load(stored)
+        partition_file.require(partition, request, dataset.hash, str(stored))
     e, classes = experiment, len(dataset.classes)
     model = models.build(e.model, dataset.shape, classes, e.seed, e.head)
     site = site_of(experiment, dataset, partition, model)
-    unfit = site.method.check(site.task(0, 0).sgd)
+    unfit = site.method.check(site.task([0], 0).sgd)
     if unfit:
         raise InputError(f"--method {experiment.method}: {unfit}")
     site.method.init(model, model.init())  # a model that the method cannot take apart is refused here
@@ -107,7 +109,7 @@ def start(
     try:
         record.on_event = watch.on_event
         try:
-            partitions.save(partition, folder / "partition.json")
+            partition_file.save(partition, folder / "partition.json")
         except OSError as error:
             raise RunError(f"{folder / 'partition.json'}: cannot be written ({error.strerror})") from error
         record.write_json("run.json", description(experiment, execution, dataset, partition, site.model))

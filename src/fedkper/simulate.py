@@ -11,16 +11,12 @@ from typing import Any
 import torch
 
 from fedkper import evaluate, metrics
-from fedkper.data.dataset import Dataset
-from fedkper.data.partition import Partition
-from fedkper.execute import Call, Executor, Site, executor
-from fedkper.experiment import Experiment
-from fedkper.lanes import Lanes
+from fedkper.execute import Call, Executor, Here
 from fedkper.method import Update, falls_back, refusal
-from fedkper.methods import parse as parse_method
 from fedkper.metrics import Curves
 from fedkper.record import Record
 from fedkper.sample import sampled_clients
+from fedkper.site import Site
 from fedkper.tree import Tree, nbytes, stack
 
 OnRound = Callable[[int, dict[str, Any]], None]
@@ -40,24 +36,13 @@ class State:
     curves: Curves
 
 
-def site_of(experiment: Experiment, dataset: Dataset, partition: Partition, model: Lanes) -> Site:
-    """Data, partition, model and settings as every worker holds them."""
-    return Site(
-        experiment=experiment,
-        method=parse_method(experiment.method),
-        model=model,
-        classes=len(dataset.classes),
-        train_x=torch.from_numpy(dataset.train_x),
-        train_y=torch.from_numpy(dataset.train_y),
-        test_x=torch.from_numpy(dataset.test_x),
-        test_y=torch.from_numpy(dataset.test_y),
-        train_index=[torch.from_numpy(part) for part in partition.train],
-        test_index=[torch.from_numpy(part) for part in partition.test],
-    )
-
-
 def simulate(
-    site: Site, record: Record, workers: int = 1, device: str = "cpu", on_round: OnRound | None = None
+    site: Site,
+    record: Record,
+    workers: int = 1,
+    device: str = "cpu",
+    on_round: OnRound | None = None,
+    lanes: int = 1,
 ) -> dict[str, Any]:
     """Runs the experiment's rounds from the record's last checkpoint on; writes and returns the summary.
 
@@ -71,7 +56,7 @@ def simulate(
     curves = replace(record.curves(), local_n={k: len(part) for k, part in enumerate(site.test_index)})
     state = State(done, shared or first, initial_own, visits, curves)
     if done < site.experiment.rounds:
-        pool = executor(site, workers, device)
+        pool = executor(site, workers, device, lanes)
         try:
             pool.broadcast("receive", state.shared, {})
             while state.round < site.experiment.rounds:
@@ -86,17 +71,30 @@ def simulate(
     return summary
 
 
+def executor(site: Site, workers: int, device: str, lanes: int) -> Executor:
+    """This process for one worker, for an accelerator and for lanes, else a pool of processes."""
+    if workers == 1 or device != "cpu" or lanes > 1:
+        return Here(site, device, lanes)
+    from fedkper.pool import Pool
+
+    return Pool(site, workers)
+
+
 def _round(site: Site, pool: Executor, record: Record, state: State) -> dict[str, Any]:
     """One round, from sampling to the checkpoint. Returns its line of rounds.csv."""
     e, t = site.experiment, state.round
     clients = sorted(sampled_clients(t, e.clients, e.fraction, e.sampling, e.seed))
     clock = [time.perf_counter()]
-    owns = [record.own(k, state.visits[k]) if k in state.visits else state.initial_own for k in clients]
-    trained = pool.run([Call("train", (k, t, own)) for k, own in zip(clients, owns, strict=True)])
+    owns = {k: record.own(k, state.visits[k]) if k in state.visits else state.initial_own for k in clients}
+    groups = pool.plan(clients)
+    trained = pool.run([Call("train", (group, t, [owns[k] for k in group])) for group in groups])
     clock.append(time.perf_counter())
-    local, untuned = evaluate.local_models(pool, site, clients, [done.worker for done in trained])
+    local, untuned = evaluate.local_models(pool, site, groups, [done.worker for done in trained])
     clock.append(time.perf_counter())
-    updates = {k: done.value for k, done in zip(clients, trained, strict=True)}
+    found: dict[int, Update] = {}
+    for group, done in zip(groups, trained, strict=True):
+        found |= zip(group, done.value, strict=True)
+    updates = {k: found[k] for k in clients}
     down = nbytes(state.shared) * len(clients)
     admitted = admit(updates, state.shared, record, t)
     shares = _merge(site, pool, record, state, admitted)

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -50,12 +51,23 @@ def spread(tree: Tree, count: int) -> Tree:
     return {k: v.expand(count, *v.shape[1:]) for k, v in tree.items()}
 
 
+def to(thing: Any, device: str) -> Any:
+    """Tensors, and trees and sequences of them, on a device; anything else as it is."""
+    if isinstance(thing, Tensor):
+        return thing.to(device)
+    if isinstance(thing, dict):
+        return {k: v.to(device) for k, v in thing.items()}
+    return [v.to(device) for v in thing] if isinstance(thing, list) else thing
+
+
 def stack(trees: list[Tree]) -> Tree:
     """Trees of one lane or more beside each other: [L1, ...], [L2, ...] -> [L1 + L2, ...]."""
+    if len(trees) == 1:
+        return trees[0]
     return {k: torch.cat([t[k] for t in trees]) for k in (trees[0] if trees else ())}
 
 
-def lanes(tree: Tree, index: list[int] | Tensor) -> Tree:
+def lanes(tree: Tree, index: slice | list[int] | Tensor) -> Tree:
     """The given lanes."""
     return {k: v[index] for k, v in tree.items()}
 

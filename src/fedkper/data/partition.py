@@ -10,10 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +26,6 @@ Parts = list[Indices]
 KINDS = ("dirichlet", "pathological", "iid", "column")
 SPLITS = ("official", "stratified")
 TRIES = 1000
-FORMAT = "fedkper partition 1"
 
 
 @dataclass(frozen=True)
@@ -114,7 +111,7 @@ def make(
     arithmetic rules out (before anything is drawn), and where drawing does not meet the minimum within a
     bounded number of tries.
     """
-    _check_ranges(request)
+    check_ranges(request)
     labels = np.asarray(labels)
     samples, clients, minimum = len(labels), request.clients, request.min_size
     if request.kind != "column" and clients * minimum > samples:
@@ -134,7 +131,7 @@ def make(
     return Partition(request, dataset_hash, tuple(p[0] for p in pairs), tuple(p[1] for p in pairs))
 
 
-def _check_ranges(r: Partitioning) -> None:
+def check_ranges(r: Partitioning) -> None:
     for option, value, low, high in (
         ("--clients", r.clients, 1, 1_000_000),
         ("--min-size", r.min_size, 1, 1_000_000_000),
@@ -303,87 +300,3 @@ def _local_split(
     in_test = np.zeros(len(part), dtype=bool)
     in_test[np.concatenate(chosen)] = True
     return part[~in_test], part[in_test]
-
-
-def save(partition: Partition, path: Path) -> None:
-    """Writes the partition as JSON: complete or not at all, also when the machine stops meanwhile.
-
-    Raises OSError where the folder does not exist or cannot be written.
-    """
-    content = {
-        "format": FORMAT,
-        "hash": partition.hash,
-        "request": asdict(partition.request),
-        "dataset_hash": partition.dataset_hash,
-        "train": [p.tolist() for p in partition.train],
-        "test": [p.tolist() for p in partition.test],
-    }
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(content, file, allow_nan=False, separators=(",", ":"))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def load(path: Path) -> Partition:
-    """Reads a stored partition. Raises InputError, naming the file, unless the content fits its hash."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
-            raise ValueError(f"format {content['format']!r} instead of {FORMAT!r}")
-        if set(content["request"]) != {field.name for field in fields(Partitioning)}:
-            raise ValueError("its request has other options than this version knows")
-        request = Partitioning(**content["request"])
-        _check_ranges(request)
-        train, test = (tuple(_indices(p) for p in content[name]) for name in ("train", "test"))
-        partition = Partition(request, str(content["dataset_hash"]), train, test)
-        if not len(train) == len(test) == request.clients:
-            raise ValueError("its number of parts is not its number of clients")
-        if len(everything := np.concatenate([*train, *test])) != len(np.unique(everything)):
-            raise ValueError("a sample is in it twice")
-        if partition.hash != content["hash"]:
-            raise ValueError("the content does not fit the hash")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, InputError) as e:
-        raise InputError(
-            f"{path}: not a usable partition file ({type(e).__name__}: {e}): make it anew"
-        ) from e
-    return partition
-
-
-def _indices(values: Any) -> Indices:
-    array = np.asarray(values) if values else np.zeros(0, dtype=np.int64)
-    if array.ndim != 1 or array.dtype != np.int64 or (array < 0).any():
-        raise ValueError("a part is not a list of sample numbers")
-    return array
-
-
-def compare(stored: Partition, request: Partitioning, dataset_hash: str) -> list[str]:
-    """One sentence for each value in which a stored partition differs from the request; empty if it fits.
-
-    Options that the kind does not use (alpha of an iid partition) make no difference.
-    """
-    options = {"kind": "--partition", "clients": "--clients", "min_size": "--min-size", "split": "--split"}
-    options |= {"seed": "--partition-seed"}
-    only = {"dirichlet": "alpha", "pathological": "classes_per_client", "column": "column"}.get(request.kind)
-    if only:
-        options[only] = "--" + only.replace("_", "-")
-    pairs = [(o, getattr(stored.request, name), getattr(request, name)) for name, o in options.items()]
-    differs = [f"{o} is {a} in the stored partition, {b} in the request" for o, a, b in pairs if a != b]
-    if stored.dataset_hash != dataset_hash:
-        differs.append(
-            f"data set is {stored.dataset_hash[:12]} in the stored partition, "
-            f"{dataset_hash[:12]} in the request"
-        )
-    return differs
-
-
-def require(stored: Partition, request: Partitioning, dataset_hash: str, place: str) -> None:
-    """Raises InputError with every difference (see `compare`) unless the partition stored at `place` fits."""
-    if differs := compare(stored, request, dataset_hash):
-        raise InputError(
-            f"{place}: {'; '.join(differs)}: use the stored values, or make a new partition elsewhere"
-        )

@@ -1,0 +1,93 @@
+"""The state of a run after its last two rounds, in the folder checkpoint/; each file is replaced atomically.
+
+shared-000012.safetensors       what the server has after round 12
+own-000003-000012.safetensors   what client 3 has kept since round 12, its last one
+state-000012.json               written last: the files of round 12 and their checksums make it valid
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fedkper import tree
+from fedkper.errors import InputError
+from fedkper.tree import Tree
+
+KEPT = 2
+
+
+def save(folder: Path, round: int, shared: Tree, own: dict[int, Tree], visits: dict[int, int]) -> None:
+    """The state after `round`; the JSON file comes last and makes it valid. The one before is kept.
+
+    `own`: the state of this round's clients; `visits`: for every client seen, the round its state is of.
+    """
+    files = {_shared_name(round): shared}
+    files |= {_own_name(client, round): state for client, state in own.items() if state}
+    sums = {name: tree.save(state, folder / name) for name, state in files.items()}
+    owns = _owns(folder, round - 1) | {name: s for name, s in sums.items() if name.startswith("own")}
+    wanted = {_own_name(client, at) for client, at in visits.items()}
+    state: dict[str, Any] = {
+        "round": round,
+        "shared": sums[_shared_name(round)],
+        "own": {name: s for name, s in owns.items() if name in wanted},
+    }
+    tree.write(_state_path(folder, round), json.dumps(state).encode())
+    _clear(folder, round, state["own"])
+
+
+def restore(folder: Path) -> tuple[int, Tree, dict[int, int], str]:
+    """The newest valid state: rounds done, shared, visits, and a notice if the newest was damaged.
+
+    0 rounds if there is no state. Raises InputError if there are some and none is valid.
+    """
+    notice = ""
+    for path in sorted(folder.glob("state-*.json"), reverse=True):
+        try:
+            state = json.loads(path.read_text())
+            shared = tree.load(folder / _shared_name(state["round"]), state["shared"])
+            for name, checksum in state["own"].items():
+                tree.load(folder / name, checksum)
+            visits = {int(name[4:10]): int(name[11:17]) for name in state["own"]}
+        except (InputError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            cause = str(error) if isinstance(error, InputError) else f"{path}: damaged"
+            notice = f"{cause}; went back to the checkpoint before"
+            continue
+        return state["round"], shared, visits, notice
+    if notice:
+        raise InputError(f"{notice.partition(';')[0]}; no other checkpoint is valid: start a new run")
+    return 0, {}, {}, ""
+
+
+def load_own(folder: Path, client: int, round: int) -> Tree:
+    """A client's personal state as it was after `round`."""
+    return tree.load(folder / _own_name(client, round))
+
+
+def _clear(folder: Path, round: int, own: dict[str, str]) -> None:
+    """Removes what neither of the two newest states needs."""
+    keep = {f"{kind}-{round - back:06d}" for kind in ("state", "shared") for back in range(KEPT)}
+    previous = _owns(folder, round - 1)
+    for path in folder.iterdir():
+        if path.stem not in keep and path.name not in own and path.name not in previous:
+            path.unlink()
+
+
+def _owns(folder: Path, round: int) -> dict[str, str]:
+    """Name -> checksum of the clients' files that belong to the state after `round`; empty without one."""
+    path = _state_path(folder, round)
+    owns: dict[str, str] = json.loads(path.read_text())["own"] if path.is_file() else {}
+    return owns
+
+
+def _state_path(folder: Path, round: int) -> Path:
+    return folder / f"state-{round:06d}.json"
+
+
+def _shared_name(round: int) -> str:
+    return f"shared-{round:06d}.safetensors"
+
+
+def _own_name(client: int, round: int) -> str:
+    return f"own-{client:06d}-{round:06d}.safetensors"
