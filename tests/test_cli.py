@@ -87,6 +87,8 @@ RUN = [
     "--split",
     "--partition-seed",
     "--sampling",
+    "--score-clients",
+    "--precision",
     "--seed",
     "--data",
     "--workers",
@@ -142,12 +144,16 @@ GOOD: dict[str, list[Any]] = {
     "split": ["official", "stratified"],
     "partition_seed": [0, 2**32 - 1],
     "sampling": ["official", "seeded"],
+    "score_clients": [0, 3],
+    "precision": ["float32", "bf16"],
     "seed": [0, 2**32 - 1],
 }
 WORDS = ["", " ", "words"]
 INT = [*WORDS, "1.5", "nan", "inf", "-3", "1e3", "9" * 400]
 FLOAT = [*WORDS, "nan", "inf", "-inf", "-0.5", "1e999"]
 BAD: dict[str, list[str]] = {
+    "score_clients": [*INT, "1000001"],
+    "precision": [*WORDS, "fp32", "tf32"],
     "head": ["nosuch", "."],
     "method": [*WORDS, "fedkper:cap", "fedkper:cpa=1", "fedkper:cap=-1", "nosuch.py:Method"],
     "dataset": [*WORDS, "nosuch.npz"],

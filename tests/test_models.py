@@ -77,6 +77,16 @@ def test_the_initial_model_depends_on_the_seed_alone() -> None:
     assert not torch.equal(first["fc.weight"], other["fc.weight"])
 
 
+@pytest.mark.parametrize("shape", [(28, 28, 3), (224, 224, 1)])
+def test_resnet18_is_of_its_size(shape: tuple[int, int, int]) -> None:
+    model = models.build("resnet18", shape, 8, 1)
+    assert 11.1e6 < sum(v[0].numel() for v in model.init().values()) < 11.3e6
+    assert not model.buffers
+    body, head = model.split(model.init())
+    assert list(head) == ["head.weight", "head.bias"]
+    assert len(body) + len(head) == len(model.init())
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_users_model_runs_under_methods_with_a_head(net: Path, tmp_path: Path, workers: str) -> None:
     assert run(tmp_path, "--model", f"{net}:Net", "--method", "fedper", "--workers", workers) == 0

@@ -19,16 +19,17 @@ def accuracy(logits: Tensor, y: Tensor) -> float | None:
     return int(hits.sum()) / len(y)
 
 
-def global_model(executor: Executor, site: Site) -> tuple[float | None, list[float | None]]:
-    """The model last broadcast, on G and on every client's local test part L_k: (accuracy, [K])."""
-    local_y = site.train_y[torch.cat(list(site.test_index))]
+def global_model(executor: Executor, site: Site) -> tuple[float | None, dict[int, float | None]]:
+    """The model last broadcast, on G and on each scored client's local test part L_k."""
+    parts = [site.test_index[k] for k in site.scored]
+    local_y = site.train_y[torch.cat(parts)]
     on_g = [Call("global_logits", (s,)) for s in range(0, len(site.test_y), JOB)]
     on_l = [Call("global_on_local_logits", (s,)) for s in range(0, len(local_y), JOB)]
     logits = [done.value for done in executor.run(on_g + on_l)]
-    sizes = [len(index) for index in site.test_index]
-    parts = torch.cat([*logits[len(on_g) :], torch.empty(0, site.classes)]).split(sizes)
-    by_client = [accuracy(z, y) for z, y in zip(parts, local_y.split(sizes), strict=True)]
-    return accuracy(torch.cat(logits[: len(on_g)]), site.test_y), by_client
+    sizes = [len(index) for index in parts]
+    by_client = torch.cat([*logits[len(on_g) :], torch.empty(0, site.classes)]).split(sizes)
+    scores = [accuracy(z, y) for z, y in zip(by_client, local_y.split(sizes), strict=True)]
+    return accuracy(torch.cat(logits[: len(on_g)]), site.test_y), dict(zip(site.scored, scores, strict=True))
 
 
 def local_models(

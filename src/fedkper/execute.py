@@ -30,7 +30,7 @@ class Worker:
     def __init__(self, site: Site, device: str = "cpu") -> None:
         self.site = site
         self.device = device
-        self.local_test = torch.cat(list(site.test_index))
+        self.local_test = torch.cat([site.test_index[client] for client in site.scored])
         self.shared: Tree = {}
         self.scored: Tree = {}
         self.trained: list[tuple[list[int], Task, Update]] = []
@@ -98,7 +98,7 @@ class Worker:
         return logits(self.site.model, self.scored, self.site.test_x[None, start : start + JOB])[0]
 
     def global_on_local_logits(self, start: int) -> Tensor:
-        """The global model on JOB images of all clients' local test parts, one after another."""
+        """The global model on JOB images of the scored clients' local test parts, one after another."""
         images = self.site.train_x[self.local_test[start : start + JOB]]
         return logits(self.site.model, self.scored, images[None])[0]
 
@@ -165,6 +165,9 @@ class Here:
     def __init__(self, site: Site, device: str = "cpu", most: int = 1) -> None:
         settle()
         self.site = site
+        if device != "cpu":  # float32 means float32 there too, unless asked otherwise
+            exact = site.experiment.precision != "tf32"
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not exact
         self.worker = Worker(site.to(device), device)
         self.most = most
 

@@ -27,7 +27,7 @@ class Experiment:
     size: Annotated[int, Range(8, 1024)] = 28
     """edge of the images in pixels, for MedMNIST's larger files"""
     model: str = "cnn"
-    """cnn: the paper's four layers; or FILE.py:CLASS, called with ((H, W, channels), classes)"""
+    """cnn: the paper's four layers; resnet18 with GroupNorm; or FILE.py:CLASS, called with (shape, classes)"""
     head: str = ""
     """prefix of the head's parameters, where the last linear layer is not it"""
     clients: Annotated[int, Range(1, 1_000_000)] = 20
@@ -65,6 +65,10 @@ class Experiment:
     """seed of the partition and the local split, apart from the seed of the run"""
     sampling: Literal["official", "seeded"] = "official"
     """official: the same clients in round t for every seed, as in the paper's code; seeded: by --seed"""
+    score_clients: Annotated[int, Range(0, 1_000_000)] = 0
+    """clients on whose local test parts the global model is scored a round, drawn once; 0: all"""
+    precision: Literal["float32", "tf32", "bf16"] = "float32"
+    """of the arithmetic in the model; tf32 on CUDA devices only"""
     seed: Annotated[int, Range(0, 2**32 - 1)] = 1
     """seed of everything else: initial model, batch order"""
 

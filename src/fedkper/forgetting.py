@@ -98,6 +98,13 @@ class BackwardTransfer:
     """Clients that took part in no round and are therefore in no mean."""
 
 
+def transfer(reference: dict[int, float | None], row: Row, clients: Sequence[int]) -> Number:
+    """One round of `backward_transfer`: its value. `reference` {client: accuracy then} is moved on."""
+    pairs = [defined((row[k], then)) for k, then in reference.items()]
+    reference.update({k: row[k] for k in clients})
+    return mean(pair[0] - pair[1] for pair in pairs if len(pair) == 2)
+
+
 def backward_transfer(acc: Sequence[Row], sampled: Sequence[Sequence[int]]) -> BackwardTransfer:
     """How much the global model has lost on clients that it saw before (specification 2.2).
 
@@ -110,9 +117,7 @@ def backward_transfer(acc: Sequence[Row], sampled: Sequence[Sequence[int]]) -> B
     reference: dict[int, float | None] = {}
     rounds: list[Number] = []
     for row, clients in zip(acc, sampled, strict=True):
-        pairs = [defined((row[k], then)) for k, then in reference.items()]
-        rounds.append(mean(pair[0] - pair[1] for pair in pairs if len(pair) == 2))
-        reference.update({k: row[k] for k in clients})
+        rounds.append(transfer(reference, row, clients))
     values = [r.value for r in rounds]
     nothing = "no client that was sampled before has a local test accuracy"
     seen = any(defined(row) for row in acc)

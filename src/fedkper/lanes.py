@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
@@ -26,10 +27,13 @@ class Lanes:
 
     Models with BatchNorm: its running statistics are buffers of the tree, averaged like weights; a batch
     of a single sample is normalised with the running statistics, since it has no statistics of its own.
+
+    Precision bf16: the arithmetic of the layers in bfloat16, weights, losses and sums in float32.
     """
 
-    def __init__(self, module: nn.Module, head: str = "") -> None:
+    def __init__(self, module: nn.Module, head: str = "", precision: str = "float32") -> None:
         self.module = module
+        self.bf16 = precision == "bf16"
         linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
         self._head = head or (f"{linear[-1]}." if linear else "")
         self.buffers = frozenset(n for n, _ in module.named_buffers())
@@ -78,6 +82,13 @@ class Lanes:
         if self.batch_norm and train:
             for part in self.batch_norm:
                 part.train(x.shape[1] > 1)
+        if self.bf16:
+            with torch.autocast(x.device.type, torch.bfloat16):
+                out = self._forward(theta, x)
+            return Out(out.features.float(), out.logits.float())
+        return self._forward(theta, x)
+
+    def _forward(self, theta: Tree, x: Tensor) -> Out:
         if len(x) > 1:
             return Out(*vmap(self._one, randomness="different")(theta, x))
         # squeeze is a view whose gradient is a view; indexing would allocate a zero tensor a leaf a step.

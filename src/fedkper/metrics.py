@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fedkper.averages import Curve, Number, Row, defined, mean, mean_curve, over_seeds, std
 from fedkper.errors import InputError
-from fedkper.forgetting import Consistency, backward_transfer, consistency
+from fedkper.forgetting import Consistency, backward_transfer, consistency, transfer
 
 ONE_PER_RUN = "one number per run, so there is no deviation over rounds"
 NO_LOCAL = "no sampled client has a local test set"
@@ -137,6 +137,18 @@ def _measure(run: Curves) -> _Measured:
         "local_consistency_per_client": local.consistency_per_client,
     }
     return _Measured(curves, metrics, variants, local)
+
+
+def last_round(run: Curves, reference: dict[int, float | None]) -> dict[str, float | None]:
+    """The last row of `per_round`, without going through the rounds before.
+
+    `reference` is that of `forgetting.transfer` and is moved on.
+    """
+    sampled, acc = run.sampled[-1], mean(run.global_acc[-1:]).value
+    local = local_curves([{k: run.local_acc[-1].get(k) for k in sampled}], run.local_n)
+    bwt = transfer(reference, run.global_on_local[-1], sampled).value
+    row = {"global_acc": acc, "global_bwt": bwt, "local_acc": local.mean[0]}
+    return row | {"local_acc_over_samples": local.over_samples[0], "worst_client_acc": local.worst[0]}
 
 
 def per_round(run: Curves) -> list[dict[str, float | None]]:

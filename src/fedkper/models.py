@@ -36,7 +36,59 @@ class CNN(nn.Module):
         return logits
 
 
-MODELS: dict[str, type[nn.Module]] = {"cnn": CNN}
+class Block(nn.Module):
+    """Two 3 x 3 convolutions with GroupNorm around a shortcut (He et al. 2016, Wu and He 2018)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.GroupNorm(32, outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.GroupNorm(32, outputs)
+        same = stride == 1 and inputs == outputs
+        shorter = (nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(32, outputs))
+        self.shortcut = nn.Identity() if same else nn.Sequential(*shorter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(y + self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 with GroupNorm, which needs no running statistics and so suits small and skewed sites.
+
+    Images up to 64 pixels keep their size in the first layer; larger ones are halved twice, as for ImageNet.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        h, w, channels = shape
+        if max(h, w) > 64:
+            self.stem: nn.Module = nn.Sequential(
+                nn.Conv2d(channels, 64, 7, 2, 3, bias=False),
+                nn.GroupNorm(32, 64),
+                nn.ReLU(),
+                nn.MaxPool2d(3, 2, 1),
+            )
+        else:
+            first = nn.Conv2d(channels, 64, 3, 1, 1, bias=False)
+            self.stem = nn.Sequential(first, nn.GroupNorm(32, 64), nn.ReLU())
+        widths = (64, 64, 128, 256, 512)
+        self.blocks = nn.Sequential(
+            *(
+                Block(widths[i + (j > 0)], widths[i + 1], 2 if i > 0 and j == 0 else 1)
+                for i in range(4)
+                for j in range(2)
+            )
+        )
+        self.head = nn.Linear(512, classes)
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, channels, H, W] -> [B, classes]
+        logits: Tensor = self.head(self.blocks(self.stem(x)).mean((2, 3)))
+        return logits
+
+
+MODELS: dict[str, type[nn.Module]] = {"cnn": CNN, "resnet18": ResNet18}
 
 
 def find(name: str) -> type[nn.Module]:
@@ -50,7 +102,14 @@ def find(name: str) -> type[nn.Module]:
     return MODELS[name]
 
 
-def build(name: str, shape: tuple[int, int, int], classes: int, seed: int, head: str = "") -> Lanes:
+def build(
+    name: str,
+    shape: tuple[int, int, int],
+    classes: int,
+    seed: int,
+    head: str = "",
+    precision: str = "float32",
+) -> Lanes:
     """A model for images of `shape` (H, W, channels), initialised as PyTorch does, from `seed`.
 
     A class is called with (shape, classes) and must map [B, channels, H, W] to logits [B, classes].
@@ -60,7 +119,7 @@ def build(name: str, shape: tuple[int, int, int], classes: int, seed: int, head:
     cls = find(name)
     with rng.drawing(rng.seed(seed, "initialisation")):
         try:
-            model = Lanes(cls(shape, classes), head)
+            model = Lanes(cls(shape, classes), head, precision)
             logits = model(model.init(), torch.zeros(1, 2, shape[2], *shape[:2]), train=False).logits
         except (RuntimeError, TypeError, ValueError) as error:
             size = f"{shape[0]} x {shape[1]} x {shape[2]} pixels and {classes} classes"

@@ -220,7 +220,7 @@ def read_curves(folder: Path) -> Curves:
     """The raw curves of a run, from its two tables. Raises InputError if one is missing or damaged."""
     rounds = _rows(folder / "rounds.csv")
     clients = _rows(folder / "clients.csv")
-    count = len({row["client"] for row in clients})
+    count = 1 + max((int(row["client"]) for row in clients), default=-1)
     on_local: list[list[float | None]] = [[None] * count for _ in rounds]
     sampled: list[list[int]] = [[] for _ in rounds]
     local: list[dict[int, float | None]] = [{} for _ in rounds]

@@ -62,6 +62,8 @@ def load(experiment: Experiment, execution: Execution) -> Dataset:
     """The data of a run. Raises InputError for whatever is wrong with the request."""
     experiment.checked()
     check_device(execution)
+    if experiment.precision == "tf32" and execution.device == "cpu":
+        raise InputError("--precision tf32: needs --device cuda; on a CPU use float32 or bf16")
     return data.load(experiment.dataset, experiment.size, execution.data)
 
 
@@ -80,7 +82,7 @@ def prepare(experiment: Experiment, dataset: Dataset, stored: Path | None = None
         partition = partition_file.load(stored)
         partition_file.require(partition, request, dataset.hash, str(stored))
     e, classes = experiment, len(dataset.classes)
-    model = models.build(e.model, dataset.shape, classes, e.seed, e.head)
+    model = models.build(e.model, dataset.shape, classes, e.seed, e.head, e.precision)
     site = site_of(experiment, dataset, partition, model)
     unfit = site.method.check(site.task([0], 0).sgd)
     if unfit:

@@ -12,6 +12,7 @@ import torch
 
 from fedkper import evaluate, metrics
 from fedkper.execute import Call, Executor, Here
+from fedkper.forgetting import transfer
 from fedkper.method import Update, falls_back, refusal
 from fedkper.metrics import Curves
 from fedkper.record import Record
@@ -34,6 +35,8 @@ class State:
     visits: dict[int, int]
     """for each client that has state of its own, the round that it is of"""
     curves: Curves
+    reference: dict[int, float | None]
+    """for backward transfer: the global model's accuracy on a client at the end of its last visit"""
 
 
 def simulate(
@@ -54,7 +57,10 @@ def simulate(
         record.event("checkpoint", round=done, reason=notice)
     first, initial_own = site.method.init(site.model, site.model.init())
     curves = replace(record.curves(), local_n={k: len(part) for k, part in enumerate(site.test_index)})
-    state = State(done, shared or first, initial_own, visits, curves)
+    reference: dict[int, float | None] = {}
+    for row, clients in zip(curves.global_on_local, curves.sampled, strict=True):
+        transfer(reference, row, clients)
+    state = State(done, shared or first, initial_own, visits, curves, reference)
     if done < site.experiment.rounds:
         pool = executor(site, workers, device, lanes)
         try:
@@ -103,20 +109,20 @@ def _round(site: Site, pool: Executor, record: Record, state: State) -> dict[str
     clock.append(time.perf_counter())
 
     local = {k: local[k] if k in admitted else None for k in clients}
-    state.curves = extended(state.curves, on_g, clients, on_l, local)
+    state.curves = extended(state.curves, on_g, clients, [on_l.get(k) for k in range(e.clients)], local)
     state.visits |= {k: t + 1 for k, update in admitted.items() if update.own}
     state.round = t + 1
     train, local_eval, merge, global_eval = (b - a for a, b in pairwise(clock))
-    line = {"round": t + 1} | metrics.per_round(state.curves)[-1]
+    line = {"round": t + 1} | metrics.last_round(state.curves, state.reference)
     line |= {"train_seconds": train, "merge_seconds": merge, "eval_seconds": local_eval + global_eval}
     line |= {"down_bytes": down, "up_bytes": sum(site.method.payload(u) for u in updates.values())}
     rows = []
-    for k in range(e.clients):
+    for k in sorted({*site.scored, *clients}):
         row: dict[str, Any] = {"round": t + 1, "client": k, "sampled": int(k in updates)}
         row |= {"samples": len(site.train_index[k]), "test_samples": len(site.test_index[k])}
         row |= {"weight": shares.get(k, 0.0) if k in updates else None}
         row |= {"local_acc": local.get(k), "untuned_acc": untuned.get(k)}
-        rows.append(row | {"global_on_local_acc": on_l[k]})
+        rows.append(row | {"global_on_local_acc": on_l.get(k)})
     record.append(line, rows)
     record.save(t + 1, state.shared, {k: u.own for k, u in admitted.items()}, state.visits)
     return line

@@ -15,6 +15,7 @@ from fedkper.experiment import Experiment
 from fedkper.lanes import Lanes
 from fedkper.method import Method
 from fedkper.methods import parse
+from fedkper.sample import stream
 from fedkper.task import SGD, Task
 from fedkper.tree import to
 
@@ -36,12 +37,15 @@ class Site:
     """per client, D_k"""
     test_index: Sequence[Tensor]
     """per client, L_k"""
+    scored: Sequence[int]
+    """clients on whose L_k the global model is scored every round"""
 
     def to(self, device: str) -> Site:
         """The same with its tensors on a device."""
         if device == "cpu":
             return self
-        return replace(self, **{f.name: to(getattr(self, f.name), device) for f in fields(self)})
+        moved = {f.name: to(getattr(self, f.name), device) for f in fields(self) if f.name != "scored"}
+        return replace(self, **moved)
 
     def task(self, clients: Sequence[int], round: int) -> Task:
         """The clients' train data beside each other, a lane each, padded to the largest."""
@@ -83,4 +87,13 @@ def site_of(experiment: Experiment, dataset: Dataset, partition: Partition, mode
         test_y=torch.from_numpy(dataset.test_y),
         train_index=[torch.from_numpy(part) for part in partition.train],
         test_index=[torch.from_numpy(part) for part in partition.test],
+        scored=_scored(experiment, len(partition.test)),
     )
+
+
+def _scored(experiment: Experiment, clients: int) -> list[int]:
+    """All clients, or --score-clients of them, by chance."""
+    if not 0 < experiment.score_clients < clients:
+        return list(range(clients))
+    drawn = stream("scored clients", experiment.seed).choice(clients, experiment.score_clients, replace=False)
+    return sorted(int(k) for k in drawn)
