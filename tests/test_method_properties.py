@@ -1272,7 +1272,7 @@ def marked(name: str, **fields: Any) -> Site:
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_clients_state_is_its_own_and_waits_unchanged(name: str, tmp_path: Path, monkeypatch: Any) -> None:
     visits: list[Visit] = []
-    train = Worker.train
+    train = Worker._train
 
     def noted(self: Worker, clients: list[int], round: int, owns: list[Tree]) -> list[Update]:
         updates = train(self, clients, round, owns)
@@ -1289,7 +1289,7 @@ def test_a_clients_state_is_its_own_and_waits_unchanged(name: str, tmp_path: Pat
         for file in names:
             assert_close(tree.load(folder / file), last[int(file[4:10])], 0)
 
-    monkeypatch.setattr(Worker, "train", noted)
+    monkeypatch.setattr(Worker, "_train", noted)
     federation = marked(name, rounds=6)
     run_site(federation, tmp_path / "run", on_round=stored)
     initial = federation.method.init(federation.model, federation.model.init())[1]
@@ -1344,11 +1344,11 @@ def test_which_model_a_score_belongs_to(name: str, tmp_path: Path) -> None:
     done, shared, visits, _ = record.restore()
     before = tree.load(record.checkpoints / f"shared-{done - 1:06d}.safetensors")
     tasks = [federation.task([k], done - 1) for k in range(2)]
-    owns = [record.own(k, done - 1) if visits else {} for k in range(2)]
+    owns = [tree.load(record.own_path(k, done - 1)) if visits else {} for k in range(2)]
     updates = [client_round(method, task, before, own) for task, own in zip(tasks, owns, strict=True)]
     for k, update in enumerate(updates):
         if visits:
-            assert_close(update.own, record.own(k, done), 0)
+            assert_close(update.own, tree.load(record.own_path(k, done)), 0)
         theta = method.local_model(tasks[k], before, update)
         assert score(federation, theta, k) == local[k]
     assert_close(method.merge(before, together(updates)), shared, 0)

@@ -18,19 +18,19 @@ from fedkper.tree import Tree
 KEPT = 2
 
 
-def save(folder: Path, round: int, shared: Tree, own: dict[int, Tree], visits: dict[int, int]) -> None:
+def save(folder: Path, round: int, shared: Tree, own: dict[int, str], visits: dict[int, int]) -> None:
     """The state after `round`; the JSON file comes last and makes it valid. The one before is kept.
 
-    `own`: the state of this round's clients; `visits`: for every client seen, the round its state is of.
+    `own`: checksums of what this round's clients keep, which is in `own_path` already; `visits`: for every
+    client seen, the round its state is of.
     """
-    files = {_shared_name(round): shared}
-    files |= {_own_name(client, round): state for client, state in own.items() if state}
-    sums = {name: tree.save(state, folder / name) for name, state in files.items()}
-    owns = _owns(folder, round - 1) | {name: s for name, s in sums.items() if name.startswith("own")}
-    wanted = {_own_name(client, at) for client, at in visits.items()}
+    checksum = tree.save(shared, folder / _shared_name(round))
+    new = {own_path(folder, client, round).name: s for client, s in own.items()}
+    owns = _owns(folder, round - 1) | new
+    wanted = {own_path(folder, client, at).name for client, at in visits.items()}
     state: dict[str, Any] = {
         "round": round,
-        "shared": sums[_shared_name(round)],
+        "shared": checksum,
         "own": {name: s for name, s in owns.items() if name in wanted},
     }
     tree.write(_state_path(folder, round), json.dumps(state).encode())
@@ -60,9 +60,9 @@ def restore(folder: Path) -> tuple[int, Tree, dict[int, int], str]:
     return 0, {}, {}, ""
 
 
-def load_own(folder: Path, client: int, round: int) -> Tree:
-    """A client's personal state as it was after `round`."""
-    return tree.load(folder / _own_name(client, round))
+def own_path(folder: Path, client: int, round: int) -> Path:
+    """Where a client's personal state is, as it was after `round`."""
+    return folder / f"own-{client:06d}-{round:06d}.safetensors"
 
 
 def _clear(folder: Path, round: int, own: dict[str, str]) -> None:
@@ -87,7 +87,3 @@ def _state_path(folder: Path, round: int) -> Path:
 
 def _shared_name(round: int) -> str:
     return f"shared-{round:06d}.safetensors"
-
-
-def _own_name(client: int, round: int) -> str:
-    return f"own-{client:06d}-{round:06d}.safetensors"

@@ -7,12 +7,13 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from fedkper import rng
+from fedkper import rng, tree
 from fedkper.errors import RunError
 from fedkper.lanes import Lanes
 from fedkper.method import Update, client_round
@@ -24,6 +25,15 @@ from fedkper.tree import Tree, lanes, rest, spread, stack, to
 JOB = 8 * CHUNK
 
 
+class Trained(NamedTuple):
+    """A client's update as its worker hands it over."""
+
+    update: Update
+    """without the sub-trees of `own`, which stay where the client is"""
+    checksum: str
+    """of the client's state on the disk; empty if it keeps nothing"""
+
+
 class Worker:
     """The work itself, wherever it runs. Keeps what it last received and trained, to evaluate it later."""
 
@@ -31,6 +41,7 @@ class Worker:
         self.site = site
         self.device = device
         self.local_test = torch.cat([site.test_index[client] for client in site.scored])
+        self.initial_own = site.method.init(site.model, site.model.init())[1]
         self.shared: Tree = {}
         self.scored: Tree = {}
         self.trained: list[tuple[list[int], Task, Update]] = []
@@ -41,8 +52,26 @@ class Worker:
         self.scored = rest(self.shared) | to(differing, self.device)
         self.trained.clear()
 
-    def train(self, clients: list[int], round: int, owns: list[Tree]) -> list[Update]:
-        """A round of some clients, a lane each; where memory runs out, of half of them at a time."""
+    def train(
+        self, clients: list[int], round: int, kept: list[Path | None], keep: list[Path]
+    ) -> list[Trained]:
+        """A round of some clients, a lane each.
+
+        A client's own state is read and written here, so that it never passes through the server's process:
+        `kept` is where it is, None before a client's first round, `keep` where it will be.
+        """
+        owns = [self.initial_own if path is None else tree.load(path) for path in kept]
+        done = []
+        for update, path in zip(self._fitting(clients, round, owns), keep, strict=True):
+            try:
+                checksum = tree.save(update.own, path) if update.own else ""
+            except OSError as error:
+                raise RunError(f"{path}: cannot be written ({error.strerror})") from error
+            done.append(Trained(update._replace(own=rest(update.own)), checksum))
+        return done
+
+    def _fitting(self, clients: list[int], round: int, owns: list[Tree]) -> list[Update]:
+        """All lanes at once; where memory runs out, half of them at a time."""
         try:
             return self._train(clients, round, owns)
         except torch.OutOfMemoryError as error:
@@ -51,7 +80,7 @@ class Worker:
         print(f"note: {len(clients)} lanes do not fit into the memory; going on with half", file=sys.stderr)
         half = (len(clients) + 1) // 2
         parts = (slice(0, half), slice(half, None))
-        return [u for part in parts for u in self.train(clients[part], round, owns[part])]
+        return [u for part in parts for u in self._fitting(clients[part], round, owns[part])]
 
     def _train(self, clients: list[int], round: int, owns: list[Tree]) -> list[Update]:
         task, own = self.site.task(clients, round), to(stack(owns), self.device)

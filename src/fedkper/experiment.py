@@ -27,7 +27,7 @@ class Experiment:
     size: Annotated[int, Range(8, 1024)] = 28
     """edge of the images in pixels, for MedMNIST's larger files"""
     model: str = "cnn"
-    """cnn: the paper's four layers; resnet18 with GroupNorm; or FILE.py:CLASS, called with (shape, classes)"""
+    """cnn: the paper's four layers; resnet18 with GroupNorm; or FILE.py:CLASS"""
     head: str = ""
     """prefix of the head's parameters, where the last linear layer is not it"""
     clients: Annotated[int, Range(1, 1_000_000)] = 20

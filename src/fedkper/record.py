@@ -115,10 +115,10 @@ class Record:
         self._add("clients.csv", CLIENT_COLUMNS, clients)
         self._add("rounds.csv", ROUND_COLUMNS, [round])
 
-    def save(self, round: int, shared: Tree, own: dict[int, Tree], visits: dict[int, int]) -> None:
+    def save(self, round: int, shared: Tree, own: dict[int, str], visits: dict[int, int]) -> None:
         """The state after `round`; the JSON file comes last and makes it valid. The one before is kept.
 
-        `own`: the state of this round's clients; `visits`: for every client seen, the round its state is of.
+        `own`: checksums of what this round's clients keep; `visits`: the round of every client's state.
         """
         with self._writing(self.checkpoints):
             checkpoint.save(self.checkpoints, round, shared, own, visits)
@@ -134,9 +134,9 @@ class Record:
         self._cut(done)
         return done, shared, visits, notice
 
-    def own(self, client: int, round: int) -> Tree:
-        """A client's personal state as it was after `round`."""
-        return checkpoint.load_own(self.checkpoints, client, round)
+    def own_path(self, client: int, round: int) -> Path:
+        """Where a client's personal state is, as it was after `round`."""
+        return checkpoint.own_path(self.checkpoints, client, round)
 
     def curves(self) -> Curves:
         return read_curves(self.folder)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedkper import evaluate, metrics
-from fedkper.execute import Call, Executor, Here
+from fedkper.execute import Call, Executor, Here, Trained
 from fedkper.forgetting import transfer
 from fedkper.method import Update, falls_back, refusal
 from fedkper.metrics import Curves
@@ -30,8 +30,6 @@ class State:
     round: int
     """rounds done"""
     shared: Tree
-    initial_own: Tree
-    """what a client has before its first round"""
     visits: dict[int, int]
     """for each client that has state of its own, the round that it is of"""
     curves: Curves
@@ -55,12 +53,12 @@ def simulate(
     done, shared, visits, notice = record.restore()
     if notice:
         record.event("checkpoint", round=done, reason=notice)
-    first, initial_own = site.method.init(site.model, site.model.init())
+    first, _ = site.method.init(site.model, site.model.init())
     curves = replace(record.curves(), local_n={k: len(part) for k, part in enumerate(site.test_index)})
     reference: dict[int, float | None] = {}
     for row, clients in zip(curves.global_on_local, curves.sampled, strict=True):
         transfer(reference, row, clients)
-    state = State(done, shared or first, initial_own, visits, curves, reference)
+    state = State(done, shared or first, visits, curves, reference)
     if done < site.experiment.rounds:
         pool = executor(site, workers, device, lanes)
         try:
@@ -91,16 +89,19 @@ def _round(site: Site, pool: Executor, record: Record, state: State) -> dict[str
     e, t = site.experiment, state.round
     clients = sorted(sampled_clients(t, e.clients, e.fraction, e.sampling, e.seed))
     clock = [time.perf_counter()]
-    owns = {k: record.own(k, state.visits[k]) if k in state.visits else state.initial_own for k in clients}
+    kept = {k: record.own_path(k, state.visits[k]) if k in state.visits else None for k in clients}
     groups = pool.plan(clients)
-    trained = pool.run([Call("train", (group, t, [owns[k] for k in group])) for group in groups])
+    calls = [
+        Call("train", (g, t, [kept[k] for k in g], [record.own_path(k, t + 1) for k in g])) for g in groups
+    ]
+    trained = pool.run(calls)
     clock.append(time.perf_counter())
     local, untuned = evaluate.local_models(pool, site, groups, [done.worker for done in trained])
     clock.append(time.perf_counter())
-    found: dict[int, Update] = {}
+    found: dict[int, Trained] = {}
     for group, done in zip(groups, trained, strict=True):
         found |= zip(group, done.value, strict=True)
-    updates = {k: found[k] for k in clients}
+    updates = {k: found[k].update for k in clients}
     down = nbytes(state.shared) * len(clients)
     admitted = admit(updates, state.shared, record, t)
     shares = _merge(site, pool, record, state, admitted)
@@ -110,7 +111,8 @@ def _round(site: Site, pool: Executor, record: Record, state: State) -> dict[str
 
     local = {k: local[k] if k in admitted else None for k in clients}
     state.curves = extended(state.curves, on_g, clients, [on_l.get(k) for k in range(e.clients)], local)
-    state.visits |= {k: t + 1 for k, update in admitted.items() if update.own}
+    keeps = {k: found[k].checksum for k in admitted if found[k].checksum}
+    state.visits |= dict.fromkeys(keeps, t + 1)
     state.round = t + 1
     train, local_eval, merge, global_eval = (b - a for a, b in pairwise(clock))
     line = {"round": t + 1} | metrics.last_round(state.curves, state.reference)
@@ -124,7 +126,7 @@ def _round(site: Site, pool: Executor, record: Record, state: State) -> dict[str
         row |= {"local_acc": local.get(k), "untuned_acc": untuned.get(k)}
         rows.append(row | {"global_on_local_acc": on_l.get(k)})
     record.append(line, rows)
-    record.save(t + 1, state.shared, {k: u.own for k, u in admitted.items()}, state.visits)
+    record.save(t + 1, state.shared, keeps, state.visits)
     return line
 
 
