@@ -1,7 +1,7 @@
 """How the cost of a round grows: with the clients, the share sampled, the images of a client and the model.
 
-Each row is a short run on the pool with FedAvg (and Ditto for the personal state on the disk), with images of 28 x 28
-x 3, the global model scored on 1,000 images and on the local test parts of 100 clients, one local epoch.
+Each row is a short run on the pool with FedAvg (and Ditto for the personal state on the disk), with images of
+28 x 28 x 3, the global model scored on 1,000 images and on the local test parts of 100 clients, one local epoch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import statistics
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         record = Record.create(Path(folder) / "run")
         simulate(site, record, cores(), on_round=on_round)
         record.close()
-    rounds = [b - a for a, b in zip(at[1:], at[2:], strict=False)]
+    rounds = [b - a for a, b in pairwise(at[1:])]
     return {"seconds": statistics.median(rounds), "first": at[1] - at[0], "memory": memory}
 
 
