@@ -1,7 +1,7 @@
 """How the cost of a round grows: with the clients, the share sampled, the images of a client and the model.
 
 Each row is a short run on the pool with FedAvg (and Ditto for the personal state on the disk), with images of
-28 x 28 x 3, the global model scored on 1,000 images and on the local test parts of 100 clients, one local epoch.
+28 x 28 x 3 and one local epoch. The global model is scored on 1,000 images and on 100 clients' test parts.
 """
 
 from __future__ import annotations
