@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedkper import options, tables
+from fedkper import options, run, tables
 from fedkper.cli_data import COMMANDS as DATA_COMMANDS
 from fedkper.cli_run import COMMANDS, Run
 from fedkper.data import partition as partitions
 from fedkper.data import partition_file
+from fedkper.errors import InputError
 from fedkper.experiment import Experiment
+from fedkper.methods import parse
 from terminal import TINY, column, fedkper, results, strict, typed, untimed, write_data
 
 
@@ -123,7 +128,7 @@ def test_the_options_of_every_command() -> None:
 
 GOOD: dict[str, list[Any]] = {
     "method": ["fedavg", "fedkper:cap=2,distillation=no"],
-    "size": [8],
+    "size": [28],
     "model": ["cnn"],
     "head": ["head", "fc"],
     "clients": [1, 7],
@@ -147,6 +152,11 @@ GOOD: dict[str, list[Any]] = {
     "score_clients": [0, 3],
     "precision": ["float32", "bf16"],
     "seed": [0, 2**32 - 1],
+}
+# Options that have no effect without another.
+NEEDS: dict[str, dict[str, Any]] = {
+    "column": {"partition": "column", "clients": 4},
+    "classes_per_client": {"partition": "pathological"},
 }
 WORDS = ["", " ", "words"]
 INT = [*WORDS, "1.5", "nan", "inf", "-3", "1e3", "9" * 400]
@@ -213,6 +223,9 @@ def test_every_option_is_in_both_tables() -> None:
 def test_a_good_value_is_stored_as_given(name: str, tiny: Path, here: Path) -> None:
     for number, value in enumerate(GOOD[name]):
         base = ["run", "--dataset", str(tiny), *FAST]
+        needs = NEEDS.get(name, {})
+        for option, needed in needs.items():
+            base = typed(base, option, needed)
         folder = here / f"{number}"
         assert fedkper(*typed(base, name, value, equals=bool(number % 2)), "--out", folder) == 0
         assert stored(folder)[name] == value
@@ -227,7 +240,7 @@ def test_a_good_value_is_stored_as_given(name: str, tiny: Path, here: Path) -> N
             partition="iid",
             min_size=1,
         )
-        assert stored(folder) == dataclasses.asdict(expected) | {name: value}
+        assert stored(folder) == dataclasses.asdict(expected) | needs | {name: value}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -635,7 +648,7 @@ def test_a_run_that_diverges_ends_well_and_says_so(
     for event in rejected:
         assert event["round"] in (1, 2, 3)
         assert event["client"] in range(5)
-        assert "non-finite" in event["reason"]
+        assert "finite" in event["reason"]
         assert "--lr" in event["reason"]
     said = " ".join(capsys.readouterr().err.split())
     assert f"{len(rejected)} updates in 3 rounds rejected" in said
@@ -668,3 +681,250 @@ def test_the_program_itself(tiny: Path, tmp_path: Path) -> None:
     assert done.stderr == (
         "error: --out r: holds a run already; go on with --resume, or name another folder\n"
     )
+
+
+# --- text of the user's, in whatever terminal ----------------------------------------------------------
+
+MINE = """
+from dataclasses import dataclass
+from typing import Annotated, Literal
+from fedkper.method import Method
+from fedkper.ranges import Range
+
+@dataclass(frozen=True)
+class A(Method):
+    strength: float = 1
+    share: Annotated[float, Range(0, 1)] = 0
+    kind: Annotated[Literal["near", "far"], "which"] = "near"
+    count: int = True
+    name: str = ""
+    often: bool = 0
+
+@dataclass(frozen=True)
+class Bare(Method):
+    needed: float
+    odd: list = None
+
+@dataclass(frozen=True)
+class Unknown(Method):
+    field: "Nowhere" = 1
+"""
+
+
+def test_names_of_classes_are_shown_as_they_are(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with np.load(write_data(here / "names.npz")) as arrays:
+        np.savez(here / "names.npz", **arrays, classes=np.array(["x [/b]", "lesion [benign]", "a:mu:b"]))
+    assert fedkper("data", "show", "names.npz") == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("x [/b]", "lesion [benign]", "a:mu:b"))
+    split = ["--clients", 3, "--partition", "iid", "--min-size", 1, "--out", "b"]
+    assert fedkper("data", "split", "--dataset", "names.npz", *split) == 0
+    assert "lesion [benign]" in capsys.readouterr().out
+
+
+def test_no_word_turns_into_an_emoji(tiny: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "mine.py").write_text(MINE)
+    assert fedkper("run", "--method", "mine.py:mu:[b]") == 2
+    assert "mine.py:mu" in capsys.readouterr().err
+    (here / "mine.py").write_text(MINE.replace("class A", "class mu").replace("strength", "m"))
+    method = "mine.py:mu:m=2"
+    assert fedkper("run", "--dataset", tiny, *FAST, "--method", method, "--out", "r") == 0
+    said = capsys.readouterr()
+    assert method in said.err
+    assert method in said.out
+    assert fedkper("summary", "r") == 0
+    assert f"r: {method} (1 of 1 rounds)" in capsys.readouterr().out
+
+
+def test_a_terminal_without_the_characters(tiny: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "fedkper.cli", "run", "--dataset", str(tiny), *FAST, "--out", "r"]
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "means over rounds" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are bytes on Linux only")
+def test_a_path_that_is_not_utf_8(tiny: Path, here: Path) -> None:
+    """As a folder of data it is remembered, and found again by --resume."""
+    folder = os.fsdecode(os.fsencode(here / "d") + b"\xe9")
+    os.mkdir(folder)
+    shutil.copy(tiny, os.path.join(folder, "tiny.npz"))
+    assert fedkper("run", "--dataset", "tiny", "--data", folder, *FAST, "--out", "r") == 0
+    assert strict(here / "r" / "run.json")["execution"]["data"] == folder
+    assert fedkper("run", "--resume", "r", "--rounds", 2, "--workers", 1) == 0
+    words = ["--dataset", os.path.join(folder, "tiny.npz"), *FAST]
+    assert fedkper("compare", *words, "--methods", "fedavg", "--out", "c") == 0
+    assert fedkper("data", "split", *words, "--out", "s") == 0
+
+
+# --- a user's own method -------------------------------------------------------------------------------
+
+
+def test_a_field_has_the_type_of_its_hint(here: Path) -> None:
+    (here / "mine.py").write_text(MINE)
+    method: Any = parse("mine.py:A:strength=0.5,share=1e-1,kind=far,count=3,name=x y,often=yes")
+    values = (method.strength, method.share, method.kind, method.count, method.name, method.often)
+    assert values == (0.5, 0.1, "far", 3, "x y", True)
+    assert [type(v) for v in values] == [float, float, str, int, str, bool]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ("A:strength=x", "must be a number"),
+        ("A:count=0.5", "must be a whole number"),
+        ("A:share=2", "at most 1"),
+        ("A:kind=fra", "must be one of near, far; did you mean 'far'?"),
+        ("A:often=2", "must be true or false"),
+        ("Bare", "needed has no default; add needed=VALUE"),
+        ("Bare:needed=1,odd=2", "odd: a field of this type cannot be set here"),
+        ("Bare:neded=1", "did you mean 'needed'?"),
+        ("Unknown:field=1", "Nowhere"),
+    ],
+)
+def test_a_field_that_cannot_be_set(fields: str, said: str, tiny: Path, refused: Any) -> None:
+    (tiny.parent / "mine.py").write_text(MINE)
+    assert said in refused("run", "--method", f"{tiny.parent / 'mine.py'}:{fields}", naming="--method")
+
+
+def test_two_files_of_one_name(tiny: Path, here: Path) -> None:
+    for folder in "ab":
+        (here / folder).mkdir()
+        (here / folder / "mine.py").write_text(MINE)
+    words = typed(["compare", "--dataset", str(tiny), *FAST], "workers", 2)
+    assert fedkper(*words, "--methods", "a/mine.py:A", "b/mine.py:A", "--out", "c") == 0
+    assert len(list((here / "c").glob("*/summary.json"))) == 2
+
+
+# --- said before anything is trained -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("--size 64 --dataset synthetic", ["--size 64", "--dataset synthetic"]),
+        ("--size 64 --dataset x.npz", ["--size 64", "--dataset x.npz"]),
+        ("--column site", ["--column site", "--partition dirichlet"]),
+        ("--column site --partition iid", ["--column site", "--partition iid"]),
+        ("--classes-per-client 3", ["--classes-per-client 3", "--partition dirichlet"]),
+    ],
+)
+def test_an_option_without_effect_is_refused(words: str, options: list[str], refused: Any) -> None:
+    for command in (["run"], ["compare"], ["data", "split"]):
+        text = refused(*command, *words.split(), naming=options[0])
+        assert options[1] in text
+
+
+def test_the_size_of_a_set_that_has_one(tiny: Path, refused: Any) -> None:
+    for name in ("synthetic", tiny):
+        assert str(name) in refused("data", "show", name, "--size", 64, naming="--size 64")
+
+
+def test_workers_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "cores", lambda: 64)
+    e = Experiment(clients=100, fraction=0.02)
+    assert run.workers(run.Execution(), e) == 8
+    assert run.workers(run.Execution(), dataclasses.replace(e, fraction=0.2)) == 20
+    assert run.workers(run.Execution(), dataclasses.replace(e, fraction=1.0)) == 64
+    assert run.workers(run.Execution(workers=3), e) == 3
+    assert run.workers(run.Execution(device="cuda"), e) == 1
+    monkeypatch.setattr(run.torch.cuda, "device_count", lambda: 1)
+    run.check_device(run.Execution(workers=1, device="cuda"))
+    with pytest.raises(InputError, match=r"--workers 2.*--device cuda"):
+        run.check_device(run.Execution(workers=2, device="cuda"))
+
+
+def test_compare_refuses_before_the_first_round(tiny: Path, here: Path, refused: Any) -> None:
+    base = ["compare", "--dataset", tiny, *FAST, "--out", "c"]
+    refused(*base, "--methods", "fedavg", "fedprox:mu=10", "--lr", 0.5, naming="fedprox:mu=10")
+
+
+def test_compare_refuses_other_options_before_the_first_round(
+    tiny: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ["compare", "--dataset", tiny, *FAST, "--out", "c"]
+    assert fedkper(*base, "--methods", "fedprox") == 0
+    assert fedkper(*base, "--methods", "fedavg", "fedprox", "--lr", 0.5) == 2
+    assert [p.parent.name for p in (here / "c").glob("*/run.json")] == ["fedprox-seed1"]
+    (here / "c" / "moon-seed1").mkdir()
+    (here / "c" / "moon-seed1" / "mine.txt").touch()
+    assert fedkper(*base, "--methods", "fedavg", "moon") == 2
+    assert len(list((here / "c").glob("*/run.json"))) == 1
+
+
+def test_compare_takes_the_method_of_a_file(tiny: Path, here: Path) -> None:
+    (here / "one.json").write_text(json.dumps({"dataset": str(tiny), "method": "moon"}))
+    (here / "none.json").write_text(json.dumps({"dataset": str(tiny)}))
+    for config, methods, expected in (
+        ("one", [], ["moon"]),
+        ("none", [], ["fedavg", "fedkper"]),
+        ("one", ["--methods", "fedprox"], ["fedprox"]),
+    ):
+        out = here / f"{config}{len(methods)}"
+        assert fedkper("compare", "--config", f"{config}.json", *FAST, *methods, "--out", out) == 0
+        assert sorted(stored(p.parent)["method"] for p in out.glob("*/run.json")) == expected
+    assert fedkper("compare", "--config", "one2/fedprox-seed1/run.json", "--workers", 1, "--out", "re") == 0
+    assert [p.name for p in (here / "re").iterdir() if p.is_dir()] == ["fedprox-seed1"]
+
+
+def test_summary_skips_folders_without_a_run(
+    tiny: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fedkper("run", "--dataset", tiny, *FAST, "--out", "runs/a") == 0
+    assert fedkper("data", "split", "--dataset", tiny, *FAST, "--out", "runs/b") == 0
+    capsys.readouterr()
+    assert fedkper("summary", "runs/a", "runs/b") == 0
+    said = capsys.readouterr()
+    assert "note: runs/b: holds no run" in said.err
+    assert "runs/a: fedkper" in said.out
+    assert fedkper("summary", "runs/b") == 2
+    assert "runs/b" in capsys.readouterr().err
+
+
+# --- workers that cannot start -------------------------------------------------------------------------
+
+
+def test_without_shared_memory_the_remedy_is_named(
+    tiny: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: object) -> None:
+        raise RuntimeError("unable to write to file </torch_1>: No space left on device (28)")
+
+    monkeypatch.setattr("torch.Tensor.share_memory_", full)
+    assert fedkper(*typed(["run", "--dataset", str(tiny), *FAST], "workers", 2), "--out", "r") == 1
+    said = capsys.readouterr().err
+    assert "shared memory" in said
+    assert "--workers 1" in said
+    assert "No space left" in said
+    assert not multiprocessing.active_children()
+
+
+def test_a_process_that_cannot_be_started(
+    tiny: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+    start = SpawnProcess.start
+
+    def once(self: Any) -> None:
+        if started:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        started.append(self)
+        start(self)
+
+    monkeypatch.setattr(SpawnProcess, "start", once)
+    assert fedkper(*typed(["run", "--dataset", str(tiny), *FAST], "workers", 2), "--out", "r") == 1
+    assert "--workers 1" in capsys.readouterr().err
+    assert not multiprocessing.active_children()
+
+
+def test_an_error_in_a_worker_that_starts_is_told(
+    tiny: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here_only = "import multiprocessing\nif multiprocessing.parent_process():\n    raise ValueError('alas')\n"
+    (here / "mine.py").write_text(here_only + MINE)
+    words = typed(["run", "--dataset", str(tiny), *FAST, "--method", "mine.py:A"], "workers", 2)
+    assert fedkper(*words, "--out", "r") == 1
+    said = capsys.readouterr().err
+    assert "mine.py: the file cannot be run (ValueError: alas)" in said
+    assert "memory" not in said

@@ -167,6 +167,34 @@ def test_merging_keeps_names_shapes_and_types(name: str, module: type[nn.Module]
 
 @every_method
 @every_model
+def test_the_closed_forms_are_the_gradients_of_the_loss(name: str, module: type[nn.Module]) -> None:
+    """What training adds without a backward pass is what one through the whole loss would give."""
+    _, updates = rounds(name, module, 2)
+    method, model = parse(name), lanes_of(module)
+    shared = rounds(name, module, 2)[0]
+    task = task_of(model, [9], clients=[2], round=2)
+    theta, fixed = method.start(task, shared, updates[2].own)
+    theta = {k: v + 0.05 * torch.randn_like(v) if v.is_floating_point() else v for k, v in theta.items()}
+    b = next(iter(task.batches(1)))[0]
+
+    def gradients(loss: Any) -> tree.Tree:
+        copy = {k: v.detach().clone() for k, v in theta.items()}
+        trained = {k: v.requires_grad_() for k, v in model.parameters(copy).items()}
+        found = torch.autograd.grad(
+            loss(task, copy, fixed, b).sum(),
+            list(trained.values()),
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        return dict(zip(trained, found, strict=True))
+
+    whole, part = gradients(method.loss), gradients(method.objective)
+    with torch.no_grad():
+        assert_close(method.pull(task, fixed, theta, part), whole, 1e-4)
+
+
+@every_method
+@every_model
 def test_the_loss_falls(name: str, module: type[nn.Module]) -> None:
     method, model = parse(name), lanes_of(module)
     shared, updates = rounds(name, module, 5, sizes=(24, 18, 20), sgd=SGD(0.02))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import re
@@ -256,8 +257,8 @@ def test_without_checkpoints_the_curves_are_not_thrown_away(
         ("rounds.csv", b"", "rounds.csv: damaged, its first line"),
         ("rounds.csv", b"round,global_acc\n1,0.5\nx,0.5\n", "rounds.csv: damaged in line 3"),
         ("rounds.csv", b"round,global_acc\n1,0.5,0.5\n", "rounds.csv: damaged in line 2"),
-        ("rounds.csv", b"round,global_acc\n1,nan\n", "damaged (nan is no accuracy)"),
-        ("rounds.csv", b"round\n1\n", "damaged ('global_acc')"),
+        ("rounds.csv", b"round,global_acc\n1,nan\n", "rounds.csv: damaged in line 2"),
+        ("rounds.csv", b"round\n1\n", "rounds.csv: damaged, its first line"),
         ("rounds.csv", None, "rounds.csv: cannot be read"),
         ("clients.csv", b"\xff\x00", "clients.csv: damaged"),
         ("clients.csv", None, "clients.csv: cannot be read"),
@@ -541,7 +542,8 @@ def test_the_record_of_a_run_is_complete(whole: Path) -> None:
         k: told["method"][k] for k in told["method"] if k != "name"
     }
     assert told["data"]["train"] == 240
-    assert told["execution"] == {"data": None, "device": "cpu", "workers": 1}
+    assert told["execution"] == {"data": None, "folder": None, "device": "cpu", "workers": 1}
+    assert told["files"] == {}
     assert set(told["versions"]) >= {"fedkper", "python", "torch", "numpy"}
     files = {p.name for p in whole.iterdir()}
     written = {
@@ -566,3 +568,98 @@ def test_a_folder_that_holds_no_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds no run"):
         Record.open(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+# --- what a run was made of ----------------------------------------------------------------------------
+
+OWN = """
+from dataclasses import dataclass
+from torch import nn
+from fedkper.method import Method
+
+@dataclass(frozen=True)
+class Mine(Method):
+    strength: float = 1
+
+class Net(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.head = nn.Linear(shape[0] * shape[1] * shape[2], classes)
+
+    def forward(self, x):
+        return self.head(x.flatten(1))
+"""
+
+
+@pytest.mark.parametrize("edited", ["own.py", "net.py"])
+def test_an_edited_file_of_the_users_is_noticed(
+    edited: str, command: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("own.py", "net.py"):
+        (tmp_path / name).write_text(OWN)
+    own = ["--method", f"{tmp_path / 'own.py'}:Mine", "--model", f"{tmp_path / 'net.py'}:Net"]
+    folder = tmp_path / "r"
+    assert fedkper(*command[:-1], 2, *own, "--out", folder) == 0
+    digest = hashlib.sha256(OWN.encode()).hexdigest()
+    assert strict(folder / "run.json")["files"] == {"own.py": digest, "net.py": digest}
+    assert resume(folder, "--rounds", 3) == 0
+    (tmp_path / edited).write_text(OWN.replace("= 1", "= 2"))
+    before = contents(folder)
+    capsys.readouterr()
+    assert resume(folder, "--rounds", 4) == 2
+    said = capsys.readouterr().err
+    assert f"{edited} was changed" in said
+    assert contents(folder) == before
+    (tmp_path / edited).write_text(OWN)
+    assert resume(folder, "--rounds", 4) == 0
+
+
+def test_a_relative_data_file_is_found_from_another_folder(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a" / "sub").mkdir(parents=True)
+    shutil.copy(tiny, tmp_path / "a" / "sub" / "x.npz")
+    monkeypatch.chdir(tmp_path / "a")
+    assert fedkper("run", "--dataset", "./sub/x.npz", *TINY, "--rounds", 1, "--out", tmp_path / "r") == 0
+    monkeypatch.chdir(tmp_path)
+    assert resume(tmp_path / "r", "--rounds", 2) == 0
+    write_data(tmp_path / "a" / "sub" / "x.npz", seed=7)
+    capsys.readouterr()
+    assert resume(tmp_path / "r", "--rounds", 3) == 2
+    assert "holds other data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "value"),
+    [
+        ("clients.csv", "client", "x"),
+        ("clients.csv", "client", "-1"),
+        ("clients.csv", "client", "5"),
+        ("clients.csv", "client", "9" * 12),
+        ("clients.csv", "client", "9" * 5000),
+        ("clients.csv", "test_samples", "1e9"),
+        ("clients.csv", "test_samples", "9" * 30),
+        ("clients.csv", "sampled", "2"),
+        ("clients.csv", "global_on_local_acc", "1.5"),
+        ("clients.csv", "local_acc", "inf"),
+        ("clients.csv", "round", "9" * 5000),
+        ("rounds.csv", "round", "9" * 5000),
+        ("rounds.csv", "round", "4"),
+        ("rounds.csv", "global_acc", "nan"),
+        ("rounds.csv", "local_acc", "x"),
+    ],
+)
+def test_a_damaged_cell_is_named(
+    table: str, name: str, value: str, half: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [line.split(",") for line in (half / table).read_text().splitlines()]
+    lines[3][lines[0].index(name)] = value
+    (half / table).write_text("".join(",".join(line) + "\n" for line in lines))
+    before = contents(half)
+    for words in (["summary", half], ["run", "--resume", half, "--rounds", 6]):
+        capsys.readouterr()
+        assert fedkper(*words) == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"error: {half / table}: damaged in line 4")
+        assert len(err) < 400
+    assert contents(half) == before

@@ -6,6 +6,7 @@ What the commands need is imported when one is chosen: PyTorch takes a second to
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -30,6 +31,9 @@ Each has --help. The embedded data set needs no download: --dataset synthetic (t
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0; 1 for a failure while running; 2 for wrong input; 130 if interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a character that the terminal lacks is no reason to stop
+            stream.reconfigure(errors="replace")
     try:
         return dispatch(words)
     except RunError as error:
@@ -47,7 +51,8 @@ def _say(text: str, style: str) -> None:
     """One line on standard error, also if what tables.py needs could not be imported to the end."""
     from rich.console import Console
 
-    Console(stderr=True, highlight=False).print(text, style=style, markup=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    console.print(text, style=style, soft_wrap=True)
 
 
 def dispatch(words: list[str]) -> int:
@@ -60,7 +65,7 @@ def dispatch(words: list[str]) -> int:
         print(f"fedkper {__version__}")
         return 0
     from fedkper import cli_data, cli_run
-    from fedkper.userfile import near
+    from fedkper.ranges import near
 
     known = cli_data.COMMANDS if at else cli_run.COMMANDS
     if name not in known:
@@ -84,6 +89,8 @@ def _act(command: Any, words: list[str], prog: str) -> int:
         raise InputError("--method: compare takes --methods")
     if "seed" in values and "seeds" in values:
         raise InputError("--seed and --seeds: use one of them")
+    if command is cli_run.Compare and "methods" not in values and "config" in values:
+        values |= options.methods_in(values["config"])
     if issubclass(command, options.Options):
         values = options.defaults(values) | values
     command(**values).act()

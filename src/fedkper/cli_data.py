@@ -13,7 +13,7 @@ from fedkper.data import medmnist, partition_file
 from fedkper.data import partition as partitions
 from fedkper.data.dataset import Dataset
 from fedkper.errors import InputError
-from fedkper.options import OptionalPath, Options
+from fedkper.options import OptionalPath, Options, refuse_size
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class OneSet:
     """folder of the data files"""
 
     def load(self) -> Dataset:
+        refuse_size(self.name, self.name, self.size)
         dataset = data.load(self.name, self.size, self.data)
         for text in dataset.notices:
             tables.notice(text)
@@ -84,7 +85,8 @@ class Split(Options):
         )
         train, test = partition.counts(dataset.train_y, len(dataset.classes))
         how = f"alpha {experiment.alpha:g}" if experiment.partition == "dirichlet" else experiment.partition
-        title = f"{dataset.name}: {len(train)} clients, {how}, partition seed {experiment.partition_seed}"
+        name, seed = tables.plain(dataset.name), experiment.partition_seed
+        title = f"{name}: {len(train)} clients, {how}, partition seed {seed}"
         with folders.out(self.out, f"{dataset.name}-split") as folder:
             if os.path.exists(folder / "run.json"):
                 raise InputError(

@@ -18,7 +18,7 @@ from rich.progress import Progress
 
 from fedkper import folders, metrics, record, run, tables
 from fedkper.data.dataset import Dataset
-from fedkper.errors import RunError
+from fedkper.errors import InputError, RunError
 from fedkper.experiment import Experiment
 from fedkper.options import Options
 from fedkper.run import Execution
@@ -60,17 +60,22 @@ class Compare(Options):
         cells = [(m, s) for m in dict.fromkeys(self.methods) for s in seeds]
         experiments = [dataclasses.replace(base, method=m, seed=s).checked() for m, s in cells]
         run.check_device(execution)
+        dataset = run.load(experiments[0], execution)
         rows, curves = [], {}
         with folders.out(self.out, f"{Path(base.dataset).stem}-compare") as parent:
+            for experiment, place in zip(experiments, _places(cells), strict=True):
+                run.check(experiment, parent / place, dataset, self.partition_file)
             again = f"the same command with --out {shlex.quote(str(parent))}"
             for experiment, place in zip(experiments, _places(cells), strict=True):
                 name = experiment.method + (f" seed {experiment.seed}" if len(seeds) > 1 else "")
                 folder = parent / place
                 resume = os.path.isfile(folder / "run.json")
                 stored = self.partition_file
-                rows.append((name, _rounds(experiment, execution, folder, resume, stored, name, again)))
+                summary = _rounds(experiment, execution, folder, resume, stored, name, again, dataset)
+                rows.append((name, summary))
                 curves[name] = record.read_curves(folder)
-        _draw(curves, parent / "curves.png", f"{base.dataset}: {base.clients} clients, {base.rounds} rounds")
+        title = tables.plain(base.dataset)
+        _draw(curves, parent / "curves.png", f"{title}: {base.clients} clients, {base.rounds} rounds")
         tables.results(rows, "method")
         if len(seeds) > 1:
             grouped = {m: [curves[f"{m} seed {s}"] for s in seeds] for m in dict.fromkeys(self.methods)}
@@ -88,10 +93,20 @@ class Summary:
     """folders of runs, or folders that hold some"""
 
     def act(self) -> None:
-        found = []
+        found: list[Path] = []
+        skipped: list[Path] = []
         for path in self.runs:
             inside = sorted(p.parent for p in path.glob("*/run.json"))
-            found += [path] if os.path.isfile(path / "run.json") or not inside else inside
+            if not os.path.isfile(path / "run.json") and os.path.isdir(path):
+                if not inside:
+                    skipped.append(path)
+                found += inside
+            else:
+                found.append(path)
+        if not found:
+            raise InputError(f"{skipped[0]}: holds no run (no run.json); is this the folder of a run?")
+        for path in skipped:
+            tables.notice(f"{path}: holds no run, left out")
         rows = []
         for folder in found:
             experiment, curves = run.stored_experiment(folder), record.read_curves(folder)
@@ -111,6 +126,7 @@ def _rounds(
     stored: Path | None,
     title: str,
     again: str,
+    dataset: Dataset | None = None,
 ) -> dict[str, Any]:
     """Runs or resumes with live progress; if that is stopped, says that `again` goes on."""
     begun: list[int] = []
@@ -118,9 +134,9 @@ def _rounds(
         watch = _watch(experiment, execution, folder, resume, title, bar, begun)
         try:
             if resume:
-                summary = run.resume(folder, experiment, execution, watch)
+                summary = run.resume(folder, experiment, execution, watch, dataset)
             else:
-                summary = run.start(experiment, folder, execution, stored, watch)
+                summary = run.start(experiment, folder, execution, stored, watch, dataset)
         except (KeyboardInterrupt, RunError) as error:
             if begun and getattr(error, "exit_code", 1) == 1:
                 bar.stop()
@@ -149,7 +165,7 @@ def _watch(
         if resume and done >= e.rounds:
             tables.notice(f"{folder}: finished already, {done} rounds")
         else:
-            tables.settings(e, execution.device, run.workers(execution), done)
+            tables.settings(e, execution.device, run.workers(execution, e), done)
             bar.update(task, completed=done, visible=True)
 
     def on_round(round: int, line: dict[str, Any]) -> None:

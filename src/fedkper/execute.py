@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -85,10 +86,7 @@ class Worker:
     def _train(self, clients: list[int], round: int, owns: list[Tree]) -> list[Update]:
         task, own = self.site.task(clients, round), to(stack(owns), self.device)
         shared = spread(self.shared, len(clients))
-        if self.site.model.random:
-            with rng.drawing(task.streams[0].seed("dropout")):
-                update = client_round(self.site.method, task, shared, own)
-        else:
+        with rng.drawing(task.streams[0].seed("the model's own")):  # dropout and the like
             update = client_round(self.site.method, task, shared, own)
         self.trained.append((clients, task, update))
         return [_lane(update, at) for at in range(len(clients))]
@@ -101,11 +99,9 @@ class Worker:
         found: dict[int, tuple[Tensor, Tensor | None]] = {}
         for group, task, update in self.trained:
             if group[0] in clients:
-                shared = spread(self.shared, len(group))
-                models = (
-                    self.site.method.local_model(task, shared, update),
-                    self.site.method.untuned_model(task, update),
-                )
+                shared, method = spread(self.shared, len(group)), self.site.method
+                with rng.drawing(task.streams[0].seed("scoring")):
+                    models = method.local_model(task, shared, update), method.untuned_model(task, update)
                 after, before = (None if m is None else self._local_test(group, m) for m in models)
                 assert after is not None
                 for at, client in enumerate(group):
@@ -135,6 +131,11 @@ class Worker:
 @torch.no_grad()
 def logits(model: Lanes, theta: Tree, images: Tensor) -> Tensor:
     """Logits [L, n, C] for images [L, n, H, W, channels], in chunks of a fixed size, on the CPU."""
+    missing = model.names - theta.keys()
+    if missing:  # the module would fill in its initial numbers
+        raise RunError(
+            f"the model to be scored lacks {', '.join(sorted(missing)[:3])}: see the method's scoring"
+        )
     parts = [model(theta, pixels(part), train=False).logits for part in images.split(CHUNK, dim=1)]
     return torch.cat(parts, 1).cpu()
 
@@ -228,6 +229,13 @@ def cores() -> int:
 
 
 def timed(worker: Worker, name: str, args: tuple[Any, ...]) -> tuple[Any, float]:
-    """What a method of the worker returns, and its seconds."""
+    """What a method of the worker returns, and its seconds. Raises RunError for whatever goes wrong in it."""
     start = time.perf_counter()
-    return getattr(worker, name)(*args), time.perf_counter() - start
+    try:
+        return getattr(worker, name)(*args), time.perf_counter() - start
+    except RunError:
+        raise
+    except Exception as error:  # a user's own method or model may raise anything
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{os.path.basename(place.filename)}:{place.lineno}"
+        raise RunError(f"{type(error).__name__}: {error} ({where})") from error

@@ -22,8 +22,9 @@ class Out(NamedTuple):
 class Lanes:
     """A module without parameters of its own: `model(theta, x)`, theta a tree, both with a lane axis.
 
-    The head is the last linear layer, or all parameters whose names start with `head`; the body is the rest.
-    Together they hold every parameter and buffer exactly once. Features are what the head receives.
+    The head is the last linear layer, or the module named `head`, or else all parameters whose names start
+    with `head`; the body is the rest. Together they hold every parameter and buffer exactly once. Features
+    are what the head receives. Parameters frozen by requires_grad_(False) are shared but not trained.
 
     Models with BatchNorm: its running statistics are buffers of the tree, averaged like weights; a batch
     of a single sample is normalised with the running statistics, since it has no statistics of its own.
@@ -35,8 +36,13 @@ class Lanes:
         self.module = module
         self.bf16 = precision == "bf16"
         linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
-        self._head = head or (f"{linear[-1]}." if linear else "")
+        exact = head.rstrip(".") if head else linear[-1] if linear else ""
+        self._head = f"{exact}." if exact in dict(module.named_modules()) and exact else head
+        self.misses_logits = False
+        """set by who has seen that the head found here does not give the logits"""
         self.buffers = frozenset(n for n, _ in module.named_buffers())
+        self.frozen = frozenset(n for n, p in module.named_parameters() if not p.requires_grad)
+        self.names = frozenset(module.state_dict())
         self.batch_norm = tuple(m for m in module.modules() if isinstance(m, _BATCH_NORM))
         self.random = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in module.modules())
         self._seen: list[Tensor] = []
@@ -58,18 +64,22 @@ class Lanes:
         """Body and head. Raises InputError with the parameters' names if one of them would be empty."""
         body = {k: v for k, v in tree.items() if not self.in_head(k)}
         head = {k: v for k, v in tree.items() if k not in body}
-        if not body or not head:
-            where = f"'{self._head.rstrip('.') or 'a last linear layer'}'"
+        found, names = f"'{self._head.rstrip('.') or 'a last linear layer'}'", ", ".join(tree)
+        where = "inside" if body else "outside"
+        fault = f"no parameter is {where} {found}" if not body or not head else ""
+        if self.misses_logits:
+            fault = f"the last linear layer {found} does not give the logits"
+        if fault:
             raise InputError(
-                f"model {type(self.module).__name__}: head and body cannot be told apart: no parameter "
-                f"{'inside' if body else 'outside'} {where}. Name with --head a prefix of its parameters, "
-                f"which are: {', '.join(tree)}"
+                f"model {type(self.module).__name__}: head and body cannot be told apart: {fault}. Name with "
+                f"--head a prefix of the head's parameters, which are among: {names}"
             )
         return body, head
 
     def trainable(self, name: str, leaf: Tensor) -> bool:
-        """Whether a leaf, in any sub-tree, is a parameter and not a buffer."""
-        return leaf.is_floating_point() and name.rpartition("/")[2] not in self.buffers
+        """Whether a leaf, in any sub-tree, is a parameter that is trained: no buffer, not frozen."""
+        name = name.rpartition("/")[2]
+        return leaf.is_floating_point() and name not in self.buffers and name not in self.frozen
 
     def parameters(self, tree: Tree) -> Tree:
         """The leaves that are trained: without buffers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -48,6 +49,14 @@ class Method:
         """The loss of a mini-batch: [L]."""
         return ce(task.model(theta, b.x).logits, b)
 
+    def objective(self, task: Task, theta: Tree, fixed: Tree, b: Batch) -> Tensor:
+        """The part of the loss that is differentiated by a backward pass; `pull` has the rest."""
+        return self.loss(task, theta, fixed, b)
+
+    def pull(self, task: Task, fixed: Tree, theta: Tree, grads: Tree) -> Tree:
+        """From the gradients of the objective those of the loss, where the rest has a closed form."""
+        return grads
+
     def finish(self, task: Task, theta: Tree, fixed: Tree, own: Tree) -> Update:
         """From the trained theta: what is sent and what is kept."""
         return Update(theta, task.n.float(), {}, task.n)
@@ -89,7 +98,12 @@ class Method:
 def client_round(method: Method, task: Task, shared: Tree, own: Tree) -> Update:
     """One client's round, or a batch of clients': the same three lines in a simulation and in a hospital."""
     theta, fixed = method.start(task, shared, own)
-    theta = task.fit(lambda t, b: method.loss(task, t, fixed, b), theta, sgd=method.sgd(task))
+    theta = task.fit(
+        lambda t, b: method.objective(task, t, fixed, b),
+        theta,
+        sgd=method.sgd(task),
+        pull=None if type(method).pull is Method.pull else partial(method.pull, task, fixed),
+    )
     return method.finish(task, theta, fixed, own)
 
 
@@ -120,8 +134,9 @@ def refusal(update: Update, template: Tree) -> str:
         if leaf.shape != template[name].shape or leaf.dtype != template[name].dtype:
             expected = f"{template[name].dtype} {list(template[name].shape)}"
             return f"{name} is {leaf.dtype} {list(leaf.shape)}, not {expected}"
-    if not bool(finite(update.shared) & finite(update.sums)):
-        return "non-finite parameters; training diverged: try a smaller --lr or a --grad-clip such as 5"
+    for name, leaf in (update.shared | update.sums).items():
+        if not bool(finite({name: leaf})):
+            return f"{name} is not finite: training diverged; try a smaller --lr or a --grad-clip such as 5"
     weight, samples = float(update.weight), float(update.samples)
     if not (0 <= samples <= MOST_SAMPLES and samples == int(samples)):
         return f"{samples:g} samples; a whole number from 0 to {MOST_SAMPLES:g} is possible"
@@ -137,6 +152,14 @@ def seen(visits: Tensor | int) -> Tree:
 
 def visits(own: Tree) -> Tensor:
     return own["seen/visits"]
+
+
+def towards(anchor: Tree, theta: Tree, grads: Tree, strength: float) -> Tree:
+    """grads + strength (theta - anchor): the gradient of a spring, in few passes over memory."""
+    return {
+        k: torch.add(g, theta[k], alpha=strength).sub_(anchor[k], alpha=strength) if k in anchor else g
+        for k, g in grads.items()
+    }
 
 
 def unstable(name: str, strength: float, sgd: SGD) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkper import rng, userfile
 from fedkper.errors import InputError
-from fedkper.lanes import Lanes
+from fedkper.lanes import Lanes, Out
 from fedkper.userfile import near
 
 
@@ -120,14 +122,29 @@ def build(
     with rng.drawing(rng.seed(seed, "initialisation")):
         try:
             model = Lanes(cls(shape, classes), head, precision)
-            logits = model(model.init(), torch.zeros(1, 2, shape[2], *shape[:2]), train=False).logits
-        except (RuntimeError, TypeError, ValueError) as error:
+            sample = torch.linspace(-1, 1, 2 * math.prod(shape)).view(1, 2, shape[2], *shape[:2])
+            out = model(model.init(), sample, train=False)
+        except Exception as error:  # whatever a user's own class raises
             size = f"{shape[0]} x {shape[1]} x {shape[2]} pixels and {classes} classes"
             raise InputError(f"--model {name}: cannot be built for {size} ({error})") from error
+    logits = out.logits
     if logits.shape != (1, 2, classes):
         raise InputError(
             f"--model {name}: gives {list(logits.shape[2:])} numbers an image, not {classes} logits"
         )
+    # A net may declare its classifier before another linear layer: the one that gives the logits is the head.
+    model.misses_logits = not head and not _gives(model, out)
+    model.random |= userfile.is_one(name)  # who knows what it draws
     if head:
         model.split(model.init())
     return model
+
+
+def _gives(model: Lanes, out: Out) -> bool:
+    """Whether the features through the head's linear layer are the logits."""
+    leaves = [v[0] for k, v in model.init().items() if model.in_head(k)]
+    weight = next((v for v in leaves if v.dim() == 2), None)
+    if weight is None or weight.shape[1] != out.features.shape[-1] or weight.shape[0] != out.logits.shape[-1]:
+        return False
+    bias = next((v for v in leaves if v.dim() == 1), None)
+    return torch.allclose(F.linear(out.features, weight, bias), out.logits, rtol=1e-2, atol=1e-3)

@@ -10,17 +10,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import tyro
 
 from fedkper import record, run
 from fedkper.errors import InputError
 from fedkper.experiment import Experiment, from_file, preset, read_file
-from fedkper.ranges import Range, convert
+from fedkper.ranges import Range, convert, kind_of, near
 from fedkper.run import Execution
-from fedkper.userfile import near
 
 # How --help shows an option that need not be given.
 OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
@@ -49,10 +47,32 @@ class Options(Experiment):
     """a run.json, to repeat that run, or a JSON file with some options; options beside it win"""
 
     def experiment(self) -> Experiment:
-        return Experiment(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Experiment)})
+        """The experiment. Raises InputError for an option that would have no effect in it."""
+        experiment = Experiment(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Experiment)})
+        if not getattr(self, "resume", False):
+            refuse_idle(experiment)
+        return experiment
 
     def execution(self) -> Execution:
         return Execution(self.data, self.workers, self.device)
+
+
+def refuse_idle(e: Experiment) -> None:
+    """Raises InputError for an option that another one makes idle; whoever gives it expects an effect."""
+    refuse_size(f"--dataset {e.dataset}", e.dataset, e.size)
+    if e.column and e.partition != "column":
+        raise InputError(f"--column {e.column}: has no effect with --partition {e.partition}; leave it out")
+    if e.classes_per_client != Experiment.classes_per_client and e.partition != "pathological":
+        raise InputError(
+            f"--classes-per-client {e.classes_per_client}: has no effect with --partition {e.partition}; "
+            "leave it out"
+        )
+
+
+def refuse_size(option: str, name: str, size: int) -> None:
+    """Raises InputError for --size with a set whose images have a size of their own."""
+    if size != Experiment.size and (name == "synthetic" or name.endswith(".npz")):
+        raise InputError(f"--size {size}: has no effect with {option}, which has its own; leave it out")
 
 
 def read(command: type, words: Sequence[str], prog: str) -> dict[str, Any]:
@@ -78,7 +98,7 @@ def read(command: type, words: Sequence[str], prog: str) -> dict[str, Any]:
         if option not in known:
             raise InputError(f"{option}: no such option; {prog} --help lists them{near(option, known)}")
         hint = hints[known[option]]
-        kind, many = _kind(hint)
+        kind, many = kind_of(hint)
         end = at
         if not equals and kind is not bool:
             limit = len(words) if many else min(at + 1, len(words))
@@ -93,19 +113,8 @@ def read(command: type, words: Sequence[str], prog: str) -> dict[str, Any]:
     return values
 
 
-def _kind(hint: Any) -> tuple[Any, bool]:
-    """The type of one value, and whether there may be several: without ranges and None."""
-    if get_origin(hint) is Annotated:
-        return _kind(get_args(hint)[0])
-    if get_origin(hint) in (Union, UnionType):
-        return _kind(next(kind for kind in get_args(hint) if kind is not NoneType))
-    if get_origin(hint) is tuple:
-        return _kind(get_args(hint)[0])[0], True
-    return hint, False
-
-
 def _value(texts: list[str], hint: Any, option: str) -> Any:
-    kind, many = _kind(hint)
+    kind, many = kind_of(hint)
     if kind is bool:
         if texts:
             raise InputError(f"{option} {texts[0]}: takes no value")
@@ -117,18 +126,9 @@ def _value(texts: list[str], hint: Any, option: str) -> Any:
 
 
 def _one(text: str, hint: Any, option: str) -> Any:
-    kind, _ = _kind(hint)
     if not text.strip():
         raise InputError(f"{option}: its value is empty")
-    if get_origin(kind) is Literal:
-        choices = get_args(kind)
-        if text not in choices:
-            raise InputError(f"{option} {text}: must be one of {', '.join(choices)}{near(text, choices)}")
-        return text
-    if kind in (str, Path):
-        return kind(text)
-    limits = [a for a in get_args(hint) if isinstance(a, Range)] if get_origin(hint) is Annotated else []
-    return convert(text, kind, option, limits[0] if limits else None)
+    return convert(text, hint, option)
 
 
 def _take_positional(
@@ -136,11 +136,19 @@ def _take_positional(
 ) -> None:
     if not names:
         raise InputError(f"{prog}: '{word}' is not expected here; options start with --")
-    _, many = _kind(hints[names[0]])
+    _, many = kind_of(hints[names[0]])
     if names[0] in values and not many:
         raise InputError(f"{prog}: '{word}' is one too many")
     value = _one(word, hints[names[0]], f"{prog}: {names[0].upper()}")
     values[names[0]] = (*values.get(names[0], ()), value) if many else value
+
+
+def methods_in(config: Path) -> dict[str, Any]:
+    """The method that a file of options names, for compare; nothing if it names none."""
+    values = read_file(config)
+    inner = values.get("experiment")
+    named = "method" in (inner if isinstance(inner, dict) else values)
+    return {"methods": (from_file(config).method,)} if named else {}
 
 
 def defaults(given: dict[str, Any]) -> dict[str, Any]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing as mp
-import os
 import signal
 import sys
-import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
@@ -31,20 +30,37 @@ class Pool:
         settle()  # the server's own sums must not depend on the number of cores either
         self.size = size
         self.pipes: list[Connection] = []
-        self.processes = []
+        self.processes: list[BaseProcess] = []
+        try:
+            self._start(site)
+        except (OSError, RuntimeError) as error:
+            self.close()
+            raise RunError(
+                f"{size} workers cannot be started ({error}). They hold the data in shared memory "
+                "(/dev/shm), which may be too small: make it larger, or use --workers 1, which needs none"
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, site: Site) -> None:
         context = mp.get_context("spawn")
         with _importable_main(), _interrupts_later():
-            for _ in range(size):
+            for _ in range(self.size):
                 ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(theirs, site.experiment), daemon=True)
-                process.start()
-                theirs.close()
                 self.pipes.append(ours)
+                process = context.Process(target=_serve, args=(theirs, site.experiment), daemon=True)
+                try:
+                    process.start()
+                finally:
+                    theirs.close()
                 self.processes.append(process)
         for tensor in (site.train_x, site.train_y, site.test_x, site.test_y):
             tensor.share_memory_()
-        for worker in range(size):
+        for worker in range(self.size):
             self._send(worker, site)
+        for worker in range(self.size):  # each is ready, or tells why it is not
+            self._receive(worker)
 
     def plan(self, clients: Sequence[int]) -> list[list[int]]:
         """Which clients train together: each alone, since a core is quickest with one model."""
@@ -165,9 +181,16 @@ def _serve(pipe: Connection, experiment: Experiment) -> None:
     """A worker process: the site first, then calls, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
     settle()
-    experiment.checked()  # a user's own method and model must be known before the site that holds them comes
     try:
-        worker = Worker(pipe.recv())
+        site = pipe.recv_bytes()
+        try:
+            experiment.checked()  # a user's own method and model must be known before the site that has them
+            worker = Worker(ForkingPickler.loads(site))
+        except Exception as error:
+            told = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+            pipe.send_bytes(_pack((False, f"a worker cannot start: {told}")))
+            return
+        pipe.send_bytes(_pack((True, None)))
         while True:
             name, args = pipe.recv()
             pipe.send_bytes(_pack(_answer(worker, name, args)))
@@ -180,6 +203,3 @@ def _answer(worker: Worker, name: str, args: tuple[Any, ...]) -> tuple[bool, Any
         return True, timed(worker, name, args)
     except RunError as error:
         return False, str(error)
-    except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        return False, f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}:{place.lineno})"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from collections.abc import Iterable
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from fedkper.errors import InputError
 
@@ -39,9 +43,10 @@ def check(thing: Any, where: str = "--") -> None:
         value = getattr(thing, name)
         limits = [a for a in get_args(hint) if isinstance(a, Range)] if get_origin(hint) is Annotated else []
         option = name.replace("_", "-") if where == "--" else name
-        choices = get_args(hint) if get_origin(hint) is Literal else ()
+        inner = kind_of(hint)[0]
+        choices = get_args(inner) if get_origin(inner) is Literal else ()
         if choices and value not in choices:
-            raise InputError(f"{where}{option} {value}: must be one of {', '.join(choices)}")
+            raise InputError(f"{where}{option} {value}: must be one of {', '.join(map(str, choices))}")
         if isinstance(value, float) and not math.isfinite(value) and not limits:
             limits = [Range()]
         for limit in limits:
@@ -50,17 +55,45 @@ def check(thing: Any, where: str = "--") -> None:
                 raise InputError(f"{where}{option} {value}: must be {limit}")
 
 
-def convert(text: str, kind: type, where: str, limit: Range | None = None) -> Any:
+def kind_of(hint: Any) -> tuple[Any, bool]:
+    """The type of one value, and whether there may be several: without ranges and None."""
+    if get_origin(hint) is Annotated:
+        return kind_of(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return kind_of(next(kind for kind in get_args(hint) if kind is not NoneType))
+    if get_origin(hint) is tuple:
+        return kind_of(get_args(hint)[0])[0], True
+    return hint, False
+
+
+def convert(text: str, hint: Any, where: str) -> Any:
     """A field's value from text, or InputError: true/false for a bool, whole numbers for an int.
 
-    `limit` is only named in the message; `check` holds the value against it.
+    A range in the hint is only named in the message; `check` holds the value against it.
     """
+    kind, _ = kind_of(hint)
+    if get_origin(kind) is Literal:
+        choices = {str(choice): choice for choice in get_args(kind)}
+        if text not in choices:
+            raise InputError(f"{where} {text}: must be one of {', '.join(choices)}{near(text, choices)}")
+        return choices[text]
+    if kind in (str, Path):
+        return kind(text)
     if kind is bool:
         if text.lower() not in WORDS:
             raise InputError(f"{where} {text}: must be true or false")
         return WORDS[text.lower()]
+    if kind not in (int, float):
+        raise InputError(f"{where}: a field of this type cannot be set here, only bool, int, float and text")
+    limits = [a for a in get_args(hint) if isinstance(a, Range)] if get_origin(hint) is Annotated else []
     try:
         return kind(text)
     except ValueError:
         what = "a whole number" if kind is int else "a number"
-        raise InputError(f"{where} {text}: must be {what}{f', {limit}' if limit else ''}") from None
+        raise InputError(f"{where} {text}: must be {what}{f', {limits[0]}' if limits else ''}") from None
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """A hint at what may have been meant, or nothing."""
+    match = difflib.get_close_matches(word, list(known), 1)
+    return f"; did you mean '{match[0]}'?" if match else ""

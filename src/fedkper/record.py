@@ -49,6 +49,12 @@ CLIENT_COLUMNS = (
     "untuned_acc",
     "global_on_local_acc",
 )
+# The largest number in each column of whole numbers, and the columns that are read.
+_WHOLE = {"round": 1_000_000, "sampled": 1, "test_samples": 10**9}
+_NEEDED = {
+    "rounds.csv": {"round", "global_acc"},
+    "clients.csv": {"round", "client", "sampled", "test_samples", "local_acc", "global_on_local_acc"},
+}
 # What a start that was cut short before run.json leaves behind.
 _BEGUN = {".lock", "checkpoint", "rounds.csv", "clients.csv", "partition.json"}
 
@@ -65,11 +71,11 @@ class Record:
     @staticmethod
     def create(folder: Path) -> Record:
         """A new run's folder. Raises InputError if it already holds something or has an unsafe name."""
-        _refuse_used(folder)
+        refuse_used(folder)
         folders.make(folder)
         record = Record(folder)
         try:
-            _refuse_used(folder)  # again: another process may have finished a run here meanwhile
+            refuse_used(folder)  # again: another process may have finished a run here meanwhile
             with record._writing(folder):
                 record.checkpoints.mkdir(exist_ok=True)
             record._table("rounds.csv", ROUND_COLUMNS, [])
@@ -101,7 +107,8 @@ class Record:
     def write_json(self, name: str, values: Any) -> None:
         text = json.dumps(values, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
         with self._writing(self.folder / name):
-            tree.write(self.folder / name, text.encode())
+            # A path need not be UTF-8: its odd bytes become JSON's own escapes.
+            tree.write(self.folder / name, text.encode(errors="backslashreplace"))
 
     def event(self, kind: str, **values: Any) -> None:
         event = {"event": kind, **values}
@@ -225,23 +232,23 @@ def read_curves(folder: Path) -> Curves:
     sampled: list[list[int]] = [[] for _ in rounds]
     local: list[dict[int, float | None]] = [{} for _ in rounds]
     sizes: dict[int, int] = {}
-    try:
-        for row in clients:
-            at, client = int(row["round"]) - 1, int(row["client"])
-            if at >= len(rounds):
-                continue
-            on_local[at][client] = _number(row["global_on_local_acc"])
-            sizes[client] = int(row["test_samples"])
-            if row["sampled"] == "1":
-                sampled[at].append(client)
-                local[at][client] = _number(row["local_acc"])
-        return Curves([_number(r["global_acc"]) for r in rounds], sampled, on_local, local, sizes)
-    except (KeyError, ValueError, IndexError) as error:
-        raise InputError(f"{folder}: rounds.csv or clients.csv is damaged ({error})") from error
+    for row in clients:
+        at, client = int(row["round"]) - 1, int(row["client"])
+        if at >= len(rounds):
+            continue
+        on_local[at][client] = _number(row["global_on_local_acc"])
+        sizes[client] = int(row["test_samples"])
+        if row["sampled"] == "1":
+            sampled[at].append(client)
+            local[at][client] = _number(row["local_acc"])
+    return Curves([_number(r["global_acc"]) for r in rounds], sampled, on_local, local, sizes)
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
-    """Complete lines of a table; a last line that a kill cut short is left out."""
+    """Complete lines of a table; a last line that a kill cut short is left out.
+
+    Raises InputError that names the line if a cell that is read holds anything that no run writes.
+    """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
         header, *lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))) or [[]]
@@ -251,12 +258,42 @@ def _rows(path: Path) -> list[dict[str, str]]:
         ) from error
     except csv.Error as error:
         raise InputError(f"{path}: damaged ({error})") from error
-    if header[:1] != ["round"]:
+    if header[:1] != ["round"] or not _NEEDED[path.name] <= set(header):
         raise InputError(f"{path}: damaged, its first line does not name the columns")
+    whole = _WHOLE | {"client": _clients(path.parent) - 1}
+    rows = []
     for number, line in enumerate(lines, 2):
-        if len(line) != len(header) or not line[0].isdecimal() or line[0] == "0":
-            raise InputError(f"{path}: damaged in line {number}")
-    return [dict(zip(header, line, strict=True)) for line in lines]
+        row = dict(zip(header, line, strict=False))
+        odd = next((name for name, cell in row.items() if not _fits(name, cell, whole)), "")
+        if len(line) != len(header):
+            raise InputError(f"{path}: damaged in line {number}, which has {len(line)} cells")
+        if not odd and path.name == "rounds.csv" and int(row["round"]) != number - 1:
+            odd = "round"
+        if odd:
+            raise InputError(f"{path}: damaged in line {number}, {odd} is '{row[odd][:40]}'")
+        rows.append(row)
+    return rows
+
+
+def _fits(name: str, cell: str, whole: dict[str, int]) -> bool:
+    """Whether a cell may stand in its column."""
+    if name in whole:
+        return cell.isdecimal() and len(cell) <= 10 and (name == "round") <= int(cell) <= whole[name]
+    if not name.endswith("_acc"):
+        return True
+    try:
+        return not cell or 0 <= float(cell) <= 1
+    except ValueError:
+        return False
+
+
+def _clients(folder: Path) -> int:
+    """How many clients the run has; the most that any has where run.json does not say so."""
+    try:
+        clients = json.loads((folder / "run.json").read_text(encoding="utf-8"))["experiment"]["clients"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        clients = None
+    return min(clients, 1_000_000) if isinstance(clients, int) else 1_000_000
 
 
 def _lines(columns: tuple[str, ...], rows: Iterable[dict[str, Any]]) -> str:
@@ -267,13 +304,10 @@ def _lines(columns: tuple[str, ...], rows: Iterable[dict[str, Any]]) -> str:
 
 
 def _number(cell: str) -> float | None:
-    value = float(cell) if cell else None
-    if value is not None and not 0 <= value <= 1:
-        raise ValueError(f"{cell} is no accuracy")
-    return value
+    return float(cell) if cell else None
 
 
-def _refuse_used(folder: Path) -> None:
+def refuse_used(folder: Path) -> None:
     """Raises InputError for a folder that holds something else than a start that was cut short."""
     if os.path.exists(folder / "run.json"):
         raise InputError(f"--out {folder}: holds a run already; go on with --resume, or name another folder")

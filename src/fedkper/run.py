@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from fedkper import __version__, data, models
+from fedkper import __version__, data, models, userfile
+from fedkper.data import medmnist, partition_file
 from fedkper.data import partition as partitions
-from fedkper.data import partition_file
 from fedkper.data.dataset import Dataset
 from fedkper.data.partition import Partition, Partitioning
 from fedkper.errors import InputError, RunError
@@ -26,10 +26,13 @@ from fedkper.execute import cores
 from fedkper.experiment import Experiment, from_json
 from fedkper.lanes import Lanes
 from fedkper.methods import parse as parse_method
-from fedkper.record import Record, read_json
+from fedkper.record import Record, read_json, refuse_used
+from fedkper.sample import clients_per_round
 from fedkper.simulate import OnRound, simulate
 from fedkper.site import Site, site_of
 
+# More processes than clients a round still share the scoring; more than this wait for each other.
+FEW = 8
 LIBRARIES = ("torch", "numpy", "safetensors")
 
 
@@ -40,7 +43,7 @@ class Execution:
     data: Path | None = None
     """folder of the data files; else $FEDKPER_DATA, else the user's cache"""
     workers: int | None = None
-    """processes that train; one a core if not given"""
+    """processes that train; one a core if not given, but no more than a round has work for"""
     device: str = "cpu"
     """cpu, cuda or cuda:N"""
 
@@ -58,13 +61,19 @@ class Watch:
 QUIET = Watch()
 
 
-def load(experiment: Experiment, execution: Execution) -> Dataset:
-    """The data of a run. Raises InputError for whatever is wrong with the request."""
+def load(experiment: Experiment, execution: Execution, folder: str | None = None) -> Dataset:
+    """The data of a run. Raises InputError for whatever is wrong with the request.
+
+    `folder`: where a file with a relative path was when the run was started; looked for there first.
+    """
     experiment.checked()
     check_device(execution)
     if experiment.precision == "tf32" and execution.device == "cpu":
         raise InputError("--precision tf32: needs --device cuda; on a CPU use float32 or bf16")
-    return data.load(experiment.dataset, experiment.size, execution.data)
+    name = experiment.dataset
+    if folder is not None and os.path.isfile(there := os.path.join(folder, os.path.basename(name))):
+        name = there
+    return data.load(name, experiment.size, execution.data)
 
 
 def prepare(experiment: Experiment, dataset: Dataset, stored: Path | None = None) -> tuple[Site, Partition]:
@@ -103,9 +112,13 @@ def start(
     execution: Execution,
     stored: Path | None = None,
     watch: Watch = QUIET,
+    dataset: Dataset | None = None,
 ) -> dict[str, Any]:
-    """A new run in `folder`, which must be new or empty. Returns the summary."""
-    dataset = load(experiment, execution)
+    """A new run in `folder`, which must be new or empty. Returns the summary.
+
+    `dataset`: the data, where they are loaded already.
+    """
+    dataset = dataset or load(experiment, execution)
     site, partition = prepare(experiment, dataset, stored)
     record = Record.create(folder)
     try:
@@ -116,13 +129,28 @@ def start(
             raise RunError(f"{folder / 'partition.json'}: cannot be written ({error.strerror})") from error
         record.write_json("run.json", description(experiment, execution, dataset, partition, site.model))
         watch.begun(experiment, dataset, 0)
-        return simulate(site, record, workers(execution), execution.device, watch.on_round)
+        return simulate(site, record, workers(execution, experiment), execution.device, watch.on_round)
     finally:
         record.close()
 
 
+def check(experiment: Experiment, folder: Path, dataset: Dataset, stored: Path | None = None) -> None:
+    """Raises InputError if the run in `folder` could not be started, or resumed where there is one."""
+    if os.path.isfile(folder / "run.json"):
+        _require_same(folder, experiment, stored_experiment(folder), read_json(folder, "run.json"))
+        _require_data(folder, experiment, dataset, read_json(folder, "run.json"))
+        prepare(experiment, dataset, folder / "partition.json")
+    else:
+        refuse_used(folder)
+        prepare(experiment, dataset, stored)
+
+
 def resume(
-    folder: Path, experiment: Experiment, execution: Execution, watch: Watch = QUIET
+    folder: Path,
+    experiment: Experiment,
+    execution: Execution,
+    watch: Watch = QUIET,
+    dataset: Dataset | None = None,
 ) -> dict[str, Any]:
     """Goes on with the run in `folder` from its last checkpoint. Returns the summary.
 
@@ -130,6 +158,32 @@ def resume(
     data: the numbers would be those of neither run. Another device or number of workers is recorded.
     """
     before, stored = stored_experiment(folder), read_json(folder, "run.json")
+    _require_same(folder, experiment, before, stored)
+    record = Record.open(folder)
+    try:
+        record.on_event = watch.on_event
+        done, *_ = record.restore()  # before anything is changed, so that damage is found first
+        if experiment.rounds < done:
+            raise InputError(f"--rounds {experiment.rounds}: the run in {folder} has done {done} already")
+        was = stored.get("execution")
+        where = was.get("folder") if isinstance(was, dict) else None
+        dataset = dataset or load(experiment, execution, where if isinstance(where, str) else None)
+        _require_data(folder, experiment, dataset, stored)
+        site, _ = prepare(experiment, dataset, folder / "partition.json")
+        if experiment.rounds > done:
+            count = workers(execution, experiment)
+            changes = {"rounds": experiment.rounds, "device": execution.device, "workers": count}
+            record.event("resumed", after_round=done, fedkper=__version__, **changes)
+        if experiment != before:
+            record.write_json("run.json", {**stored, "experiment": experiment.to_json()})
+        watch.begun(experiment, dataset, done)
+        return simulate(site, record, workers(execution, experiment), execution.device, watch.on_round)
+    finally:
+        record.close()
+
+
+def _require_same(folder: Path, experiment: Experiment, before: Experiment, stored: dict[str, Any]) -> None:
+    """Raises InputError unless the run in `folder` is of this experiment, the number of rounds apart."""
     if experiment.rounds != before.rounds and parse_method(before.method).needs_rounds:
         raise InputError(
             f"--rounds {experiment.rounds}: {before.method} plans its {before.rounds} rounds from the start, "
@@ -144,29 +198,24 @@ def resume(
         raise InputError(
             f"--resume {folder}: cannot go on with {'; '.join(changed)}. Start a new run for that"
         )
-    record = Record.open(folder)
-    try:
-        record.on_event = watch.on_event
-        done, *_ = record.restore()  # before anything is changed, so that damage is found first
-        if experiment.rounds < done:
-            raise InputError(f"--rounds {experiment.rounds}: the run in {folder} has done {done} already")
-        dataset = load(experiment, execution)
-        known = stored["data"].get("hash") if isinstance(stored.get("data"), dict) else None
-        if dataset.hash != known:
-            raise InputError(
-                f"--resume {folder}: {experiment.dataset} holds other data (hash {dataset.hash[:12]}) than "
-                f"the run was started with ({str(known)[:12]}); name the folder of those with --data"
-            )
-        site, _ = prepare(experiment, dataset, folder / "partition.json")
-        if experiment.rounds > done:
-            changes = {"rounds": experiment.rounds, "device": execution.device, "workers": workers(execution)}
-            record.event("resumed", after_round=done, fedkper=__version__, **changes)
-        if experiment != before:
-            record.write_json("run.json", {**stored, "experiment": experiment.to_json()})
-        watch.begun(experiment, dataset, done)
-        return simulate(site, record, workers(execution), execution.device, watch.on_round)
-    finally:
-        record.close()
+    known = stored.get("files")  # a run of an earlier version has none
+    files = userfile.hashes((experiment.method, experiment.model))
+    edited = [n for n in files if isinstance(known, dict) and files[n] != known.get(n)]
+    if edited:
+        raise InputError(
+            f"--resume {folder}: {', '.join(edited)} was changed since the run was started: the numbers "
+            "would be those of neither version. Restore the file, or start a new run"
+        )
+
+
+def _require_data(folder: Path, experiment: Experiment, dataset: Dataset, stored: dict[str, Any]) -> None:
+    """Raises InputError unless the run in `folder` was started with these data."""
+    known = stored["data"].get("hash") if isinstance(stored.get("data"), dict) else None
+    if dataset.hash != known:
+        raise InputError(
+            f"--resume {folder}: {experiment.dataset} holds other data (hash {dataset.hash[:12]}) than "
+            f"the run was started with ({str(known)[:12]}); name the folder of those with --data"
+        )
 
 
 def stored_experiment(folder: Path) -> Experiment:
@@ -189,10 +238,19 @@ def check_device(execution: Execution) -> None:
         raise InputError(
             f"--device {execution.device}: this machine has {found or 'no'} CUDA device(s); use --device cpu"
         )
+    if kind == "cuda" and (execution.workers or 1) > 1:
+        raise InputError(
+            f"--workers {execution.workers}: has no effect with --device {execution.device}, which trains in "
+            "one process; leave it out"
+        )
 
 
-def workers(execution: Execution) -> int:
-    return execution.workers or cores()
+def workers(execution: Execution, experiment: Experiment) -> int:
+    """Processes that train: those asked for, else one a core as far as there is work."""
+    if execution.device != "cpu":
+        return 1
+    busy = max(FEW, clients_per_round(experiment.clients, experiment.fraction))
+    return execution.workers or min(cores(), busy)
 
 
 def description(
@@ -202,6 +260,10 @@ def description(
     method = parse_method(experiment.method)
     # Absolute, so that the run can be resumed from another place.
     where = None if execution.data is None else str(execution.data.absolute())
+    folder = None
+    if experiment.dataset.endswith(".npz") and not os.path.isabs(experiment.dataset):
+        file = medmnist.find(experiment.dataset, data.folder(execution.data), experiment.size)
+        folder = None if file is None else str(file.absolute().parent)
     return {
         "experiment": experiment.to_json(),
         "method": {"name": type(method).__name__, **dataclasses.asdict(method)},
@@ -223,7 +285,13 @@ def description(
             "head": [name for name in model.init() if model.in_head(name)],
         },
         "preprocessing": "(x / 255 - 0.5) / 0.5",
-        "execution": {"data": where, "device": execution.device, "workers": workers(execution)},
+        "files": userfile.hashes((experiment.method, experiment.model)),
+        "execution": {
+            "data": where,
+            "folder": folder,
+            "device": execution.device,
+            "workers": workers(execution, experiment),
+        },
         "versions": {
             "fedkper": __version__,
             "python": platform.python_version(),

@@ -33,6 +33,8 @@ class State:
     visits: dict[int, int]
     """for each client that has state of its own, the round that it is of"""
     curves: Curves
+    differing: Tree
+    """leaves in which the model last scored as global differs from `shared`"""
     reference: dict[int, float | None]
     """for backward transfer: the global model's accuracy on a client at the end of its last visit"""
 
@@ -53,16 +55,19 @@ def simulate(
     done, shared, visits, notice = record.restore()
     if notice:
         record.event("checkpoint", round=done, reason=notice)
-    first, _ = site.method.init(site.model, site.model.init())
+    initial = site.model.init()
+    first, _ = site.method.init(site.model, initial)
     curves = replace(record.curves(), local_n={k: len(part) for k, part in enumerate(site.test_index)})
     reference: dict[int, float | None] = {}
     for row, clients in zip(curves.global_on_local, curves.sampled, strict=True):
         transfer(reference, row, clients)
-    state = State(done, shared or first, visits, curves, reference)
+    shared = shared or first
+    differing = {k: v for k, v in initial.items() if k not in shared}
+    state = State(done, shared, visits, curves, differing, reference)
     if done < site.experiment.rounds:
         pool = executor(site, workers, device, lanes)
         try:
-            pool.broadcast("receive", state.shared, {})
+            pool.broadcast("receive", state.shared, state.differing)
             while state.round < site.experiment.rounds:
                 line = _round(site, pool, record, state)
                 if on_round:
@@ -148,7 +153,7 @@ def _merge(
     """Moves `state.shared` on and broadcasts it with the model to be scored. Returns each client's share."""
     if not admitted:
         record.event("kept", round=state.round + 1, reason="no update was admitted: the global model stays")
-        pool.broadcast("receive", state.shared, {})
+        pool.broadcast("receive", state.shared, state.differing)
         return {}
     ups = list(admitted.values())
     together = Update(
@@ -163,8 +168,8 @@ def _merge(
         record.event("fallback", round=state.round + 1, reason=reason)
     state.shared = site.method.merge(state.shared, together)
     scored = site.method.global_model(site.model, state.shared, together)
-    differing = {k: v for k, v in scored.items() if state.shared.get(k) is not v}
-    pool.broadcast("receive", state.shared, differing)
+    state.differing = {k: v for k, v in scored.items() if state.shared.get(k) is not v}
+    pool.broadcast("receive", state.shared, state.differing)
     return dict(zip(admitted, site.method.shares(together).tolist(), strict=True))
 
 

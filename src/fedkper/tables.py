@@ -32,8 +32,9 @@ COLUMNS = {
 }
 # Width of the seven columns with their gaps.
 NUMBERS = 66
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+# Names of users' files, classes and methods may hold what rich takes for markup or an emoji.
+out = Console(highlight=False, markup=False, emoji=False)
+err = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def cell(entry: Mapping[str, Any], deviation: str = "std_rounds") -> str:
@@ -50,7 +51,7 @@ def results(rows: Sequence[tuple[str, Mapping[str, Any]]], first: str, deviation
     """
     if max(len(name) for name, _ in rows) > max(8, out.width - NUMBERS):
         for number, (name, _) in enumerate(rows, 1):
-            out.print(f"{number:>3}  {name}", markup=False, soft_wrap=True)
+            out.print(f"{number:>3}  {name}", soft_wrap=True)
         rows = [(str(number), summary) for number, (_, summary) in enumerate(rows, 1)]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column(f"\n{first}", overflow="fold")
@@ -66,7 +67,7 @@ def results(rows: Sequence[tuple[str, Mapping[str, Any]]], first: str, deviation
     over = "rounds" if deviation == "std_rounds" else "seeds"
     out.print(f"means over rounds, ± deviation over {over}; higher is better in every column", style="dim")
     for line in missing:
-        out.print(line, style="dim", markup=False)
+        out.print(line, style="dim")
 
 
 def progress() -> Progress:
@@ -87,18 +88,23 @@ def progress() -> Progress:
     )
 
 
+def plain(text: str) -> str:
+    """A text with a question mark for each byte of a path that is no character."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def short(text: str, width: int = 16) -> str:
     """A name as it fits into the line of progress."""
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def notice(text: str) -> None:
-    err.print(f"note: {text}", style="yellow", markup=False, soft_wrap=True)
+    err.print(f"note: {text}", style="yellow", soft_wrap=True)
 
 
 def line(text: str, style: str = "", file: Console = out) -> None:
     """One line as it is: paths must stay in one piece."""
-    file.print(text, style=style, markup=False, soft_wrap=True)
+    file.print(text, style=style, soft_wrap=True)
 
 
 def settings(e: Experiment, device: str, workers: int, done: int) -> None:
@@ -109,15 +115,16 @@ def settings(e: Experiment, device: str, workers: int, done: int) -> None:
         "pathological": f"{e.classes_per_client} classes a client",
         "column": f"by column {e.column}",
     }.get(e.partition, e.partition)
+    size = "" if e.dataset.endswith(".npz") else f"size {e.size}, "
     text = (
-        f"{e.method} on {e.dataset} (size {e.size}, model {e.model}): {e.rounds} rounds, "
+        f"{e.method} on {e.dataset} ({size}model {e.model}): {e.rounds} rounds, "
         f"{e.clients} clients, {e.fraction:g} a round, {e.epochs} epochs, batch {e.batch}, "
         f"lr {e.lr:g} x {e.lr_decay:g} a round, "
         f"momentum {e.momentum:g}, weight decay {e.weight_decay:g}{clip}; {dealt}, at least {e.min_size} "
         f"samples, split {e.split}, partition seed {e.partition_seed}; sampling {e.sampling}, seed {e.seed}; "
         f"{device}, {workers} worker{'s' if workers > 1 else ''}"
     )
-    err.print(f"{text}; from round {done + 1}" if done else text, markup=False, style="dim")
+    err.print(f"{text}; from round {done + 1}" if done else text, style="dim")
 
 
 def go_on(command: str) -> None:
@@ -160,9 +167,7 @@ def rows(values: Sequence[Mapping[str, Any]]) -> None:
 def dataset(d: Dataset) -> None:
     """Counts per class and where the set comes from."""
     h, w, c = d.shape
-    out.print(
-        f"{d.name}: {len(d.train_y):,} train and {len(d.test_y):,} test images, {h} x {w} x {c}", markup=False
-    )
+    out.print(f"{d.name}: {len(d.train_y):,} train and {len(d.test_y):,} test images, {h} x {w} x {c}")
     train, test = (np.bincount(y, minlength=len(d.classes)) for y in (d.train_y, d.test_y))
     rows(
         [
@@ -171,9 +176,9 @@ def dataset(d: Dataset) -> None:
         ]
     )
     for name, column in d.columns.items():
-        out.print(f"column {name}: {len(np.unique(column))} values", markup=False)
+        out.print(f"column {name}: {len(np.unique(column))} values")
     for key, value in d.source.items():
-        out.print(f"{key}: {value}", markup=False, soft_wrap=True)
+        out.print(f"{key}: {value}", soft_wrap=True)
 
 
 def holdings(train: NDArray[np.int64], test: NDArray[np.int64], classes: Sequence[str]) -> None:
@@ -186,7 +191,7 @@ def holdings(train: NDArray[np.int64], test: NDArray[np.int64], classes: Sequenc
         cells = [[str(n) if n else "·" for n in train[k] + test[k]] for k in clients]
         heads = [str(c) for c in range(len(classes))]
         line("samples of each class, local test included; classes:")
-        out.print(", ".join(f"{c} {name}" for c, name in enumerate(classes)), markup=False)
+        out.print(", ".join(f"{c} {name}" for c, name in enumerate(classes)))
     shown: list[dict[str, Any]] = []
     for k in clients:
         counts = {"train": int(train[k].sum()), "test": int(test[k].sum())}
@@ -203,4 +208,4 @@ def sets(published: Sequence[Mapping[str, Any]]) -> None:
     rows([{head: row[key] for key, head in heads.items()} for row in published])
     for licence in dict.fromkeys(row["licence"] for row in published):
         names = ", ".join(row["name"] for row in published if row["licence"] == licence)
-        out.print(f"{licence}: {names}", markup=False)
+        out.print(f"{licence}: {names}")

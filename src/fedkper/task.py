@@ -15,6 +15,8 @@ from fedkper.losses import Batch, ce
 from fedkper.tree import Tree, across
 
 Loss = Callable[[Tree, Batch], Tensor]
+# From theta and the gradients of a loss, those of the loss and a further term.
+Pull = Callable[[Tree, Tree], Tree]
 
 # Images a forward pass in evaluation: a constant, since another size rounds differently; 64 fits the caches.
 CHUNK = 64
@@ -102,10 +104,12 @@ class Task:
         epochs: int | None = None,
         purpose: str = "batches",
         sgd: SGD | None = None,
+        pull: Pull | None = None,
     ) -> Tree:
         """SGD on `loss` from `theta`: the trained copy. A leaf that the loss does not reach stays as it is.
 
-        Gradients of different lanes never meet: per-lane losses are summed and differentiated once.
+        Gradients of different lanes never meet: per-lane losses are summed and differentiated once. `pull`
+        adds the gradient of a term that has a closed form.
         """
         theta = {k: v.detach().clone() for k, v in theta.items()}
         trained = self.model.parameters(theta)
@@ -115,15 +119,22 @@ class Task:
             leaves, sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay, fused=True
         )
         for b, alive in self.batches(self.epochs if epochs is None else epochs, purpose):
-            grads: Sequence[Tensor | None]
-            grads = torch.autograd.grad(loss(theta, b).sum(), leaves, allow_unused=True)
+            found = torch.autograd.grad(
+                loss(theta, b).sum(), leaves, allow_unused=True, materialize_grads=pull is not None
+            )
+            grads = {k: g for k, g in zip(trained, found, strict=True) if g is not None}
+            if pull is not None:
+                with torch.no_grad():
+                    grads = pull(theta, grads)
             if sgd.clip:
-                grads = clipped(dict(zip(trained, grads, strict=True)), sgd.clip)
-            for leaf, grad in zip(leaves, grads, strict=True):
+                grads = clipped(grads, sgd.clip)
+            for name, leaf in trained.items():
+                grad = grads.get(name)
                 # The fused step pairs numbers by their place in memory, so both must lie alike.
                 if grad is not None and grad.stride() != leaf.stride():
                     grad = torch.empty_like(leaf).copy_(grad)
                 leaf.grad = grad
+            del found, grads  # so that their memory serves the next step
             before = None if all(alive) else [leaf.detach().clone() for leaf in leaves]
             optimiser.step()
             if before is not None:
@@ -144,8 +155,9 @@ class Task:
         count = torch.zeros(len(self.n), device=self.n.device)
         for grads, alive in self._gradients(theta, size // self.batch + 1):
             count += alive
+            all_alive = len(alive) == 1 or bool(alive.all())
             for k, g in grads.items():
-                squares[k] += across(alive, g) * g.square()
+                squares[k].addcmul_(g if all_alive else across(alive, g) * g, g)
         return {k: s / across(count.clamp(min=1), s) for k, s in squares.items()}
 
     def fisher_trace(self, theta: Tree) -> Tensor:
@@ -162,7 +174,9 @@ class Task:
         leaves = {k: v.clone().requires_grad_() for k, v in self.model.parameters(theta).items()}
         for b, alive in islice(self.batches(1, "fisher"), most):
             loss = ce(self.model(theta | leaves, b.x, train=False).logits, b).sum()
-            grads = torch.autograd.grad(loss, list(leaves.values()))
+            grads = torch.autograd.grad(
+                loss, list(leaves.values()), allow_unused=True, materialize_grads=True
+            )
             yield dict(zip(leaves, grads, strict=True)), torch.tensor(alive, device=self.n.device)
 
     @property
@@ -186,15 +200,22 @@ def look_up(table: Tensor, b: Batch) -> Tensor:
     return table[torch.arange(len(table), device=table.device)[:, None], b.i]
 
 
-def clipped(grads: dict[str, Tensor | None], limit: float) -> list[Tensor | None]:
+def clipped(grads: Tree, limit: float) -> Tree:
     """Gradients scaled down to a norm of at most `limit`, per lane and sub-tree: each model on its own."""
-    squares: dict[str, Tensor] = {}
+    norms: dict[str, list[Tensor]] = {}
     for name, g in grads.items():
-        if g is not None:
-            group = name.rpartition("/")[0]
-            squares[group] = squares.get(group, 0) + g.reshape(len(g), -1).square().sum(1)
-    scales = {group: (limit / s.sqrt().clamp(min=1e-12)).clamp(max=1) for group, s in squares.items()}
-    return [None if g is None else g * across(scales[n.rpartition("/")[0]], g) for n, g in grads.items()]
+        norms.setdefault(name.rpartition("/")[0], []).append(torch.linalg.vector_norm(g.flatten(1), dim=1))
+    scales = {}
+    for group, parts in norms.items():
+        norm = torch.linalg.vector_norm(torch.stack(parts), dim=0)
+        if norm.is_cuda or bool(
+            (norm > limit).any()
+        ):  # looking costs nothing on a CPU, and most steps are short
+            scales[group] = (limit / norm.clamp(min=1e-12)).clamp(max=1)
+    return {
+        name: g * across(scales[group], g) if (group := name.rpartition("/")[0]) in scales else g
+        for name, g in grads.items()
+    }
 
 
 @torch.no_grad()

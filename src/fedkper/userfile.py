@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib.util
+import hashlib
 import inspect
+import os
 import sys
 from collections.abc import Iterable
 from functools import lru_cache
@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from fedkper.errors import InputError
+from fedkper.ranges import near as near
 
 
 def is_one(text: str) -> bool:
@@ -30,10 +31,9 @@ def load_class(text: str, base: type, option: str) -> type:
     path, name, _ = split(text)
     if not path.is_file():
         raise InputError(f"{option} {path}:{name}: no such file")
-    stat = path.stat()
     try:
-        module = _module(path.resolve(), stat.st_mtime_ns, stat.st_size)
-    except Exception as error:
+        module = _module(path.resolve(), path.read_bytes())
+    except (Exception, SystemExit) as error:
         raise InputError(
             f"{option} {path}: the file cannot be run ({type(error).__name__}: {error})"
         ) from error
@@ -48,18 +48,33 @@ def load_class(text: str, base: type, option: str) -> type:
 
 
 @lru_cache(maxsize=64)
-def _module(path: Path, *version: int) -> ModuleType:
-    """The file, run once for each of its versions: a class must stay the same object to reach the workers."""
-    name = f"fedkper_user_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def _module(path: Path, source: bytes) -> ModuleType:
+    """The file, run once for each of its versions: a class must stay the same object to reach the workers.
+
+    Path and content make up the module's name, so that two files of one name do not replace each other, and
+    a worker finds a class under the name it was sent with.
+    """
+    digest = hashlib.sha256(os.fsencode(path) + b"\0" + source).hexdigest()[:16]
+    name = f"fedkper_user_{path.stem}_{digest}"
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = str(path)
+    try:
+        exec(compile(source, path, "exec", dont_inherit=True), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 
-def near(word: str, known: Iterable[str]) -> str:
-    """A hint at what may have been meant, or nothing."""
-    match = difflib.get_close_matches(word, list(known), 1)
-    return f"; did you mean '{match[0]}'?" if match else ""
+def hashes(texts: Iterable[str]) -> dict[str, str]:
+    """SHA-256 of the files in FILE.py:CLASS, by the files' names; a second of the same name gets a number."""
+    paths = dict.fromkeys(split(text)[0] for text in texts if is_one(text))
+    found: dict[str, str] = {}
+    for path in paths:
+        number = sum(name.partition(" ")[0] == path.name for name in found)
+        try:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+        found[f"{path.name} ({number + 1})" if number else path.name] = digest
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, get_type_hints
 
 from fedkper import userfile
 from fedkper.errors import InputError
@@ -20,8 +20,7 @@ from fedkper.methods.fedntd import FedNTD
 from fedkper.methods.fedper import FedPer
 from fedkper.methods.fedprox import FedProx
 from fedkper.methods.moon import MOON
-from fedkper.ranges import check, convert
-from fedkper.userfile import near
+from fedkper.ranges import check, convert, near
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
@@ -55,18 +54,35 @@ def parse(text: str) -> Method:
                 f"--method {name}: not known{near(name.lower(), METHODS)}; one of {', '.join(METHODS)}"
             )
         cls = METHODS[name.lower()]
-    known = {f.name: f for f in dataclasses.fields(cls)}
+    known = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    try:
+        hints = get_type_hints(cls, include_extras=True)
+    except Exception as error:
+        raise InputError(f"--method {text}: its fields' types are not understood ({error})") from error
     values: dict[str, Any] = {}
     for item in filter(None, fields.split(",")):
         field, equals, value = item.partition("=")
         if not equals or field not in known:
-            listing = ", ".join(f"{f.name}={f.default}" for f in known.values()) or "none"
+            listing = ", ".join(map(_shown, known.values())) or "none"
             raise InputError(
                 f"--method {text}: no field '{field}'{near(field, known)}; its fields are: {listing}"
             )
         if field in values:
             raise InputError(f"--method {text}: {field} is given twice")
-        values[field] = convert(value, type(known[field].default), f"--method {text}: {field}")
-    method: Method = cls(**values)
+        values[field] = convert(value, hints[field], f"--method {text}: {field}")
+    bare = [name for name, f in known.items() if name not in values and _shown(f) == name]
+    if bare:
+        raise InputError(f"--method {text}: {bare[0]} has no default; add {bare[0]}=VALUE")
+    try:
+        method: Method = cls(**values)
+    except Exception as error:  # a user's own checks
+        raise InputError(f"--method {text}: {type(error).__name__}: {error}") from error
     check(method, f"--method {text}: ")
     return method
+
+
+def _shown(field: dataclasses.Field[Any]) -> str:
+    """A field with its default, if it has one."""
+    if field.default is not dataclasses.MISSING:
+        return f"{field.name}={field.default}"
+    return field.name if field.default_factory is dataclasses.MISSING else f"{field.name}=..."

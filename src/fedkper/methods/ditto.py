@@ -11,14 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from torch import Tensor
-
 from fedkper.lanes import Lanes
-from fedkper.losses import Batch, ce
-from fedkper.method import Method, Update, unstable
+from fedkper.losses import ce
+from fedkper.method import Method, Update, towards, unstable
 from fedkper.ranges import Range
 from fedkper.task import SGD, Task
-from fedkper.tree import Tree, prefix, sqdist, sub
+from fedkper.tree import Tree, prefix, sub
 
 
 @dataclass(frozen=True)
@@ -43,11 +41,13 @@ class Ditto(Method):
     def finish(self, task: Task, theta: Tree, fixed: Tree, own: Tree) -> Update:
         received = sub("received", fixed)
 
-        def pulled(v: Tree, b: Batch) -> Tensor:
-            distance = sqdist(task.model.parameters(v), received)
-            return ce(task.model(v, b.x).logits, b) + self.lam / 2 * distance
-
-        personal = task.fit(pulled, sub("personal", own), self.epochs, "personal")
+        personal = task.fit(
+            lambda v, b: ce(task.model(v, b.x).logits, b),
+            sub("personal", own),
+            self.epochs,
+            "personal",
+            pull=lambda v, grads: towards(received, v, grads, self.lam),
+        )
         return Update(theta, task.n.float(), prefix("personal", personal), task.n)
 
     def local_model(self, task: Task, shared: Tree, update: Update) -> Tree:

@@ -51,6 +51,15 @@ class FedCurv(Method):
             w, sub("U", fixed), sub("V", fixed)
         )
 
+    def objective(self, task: Task, theta: Tree, fixed: Tree, b: Batch) -> Tensor:
+        return super().loss(task, theta, fixed, b)
+
+    def pull(self, task: Task, fixed: Tree, theta: Tree, grads: Tree) -> Tree:
+        u, v, twice = sub("U", fixed), sub("V", fixed), 2 * self.lam
+        return {
+            k: torch.addcmul(g, u[k], theta[k], value=twice).sub_(v[k], alpha=twice) for k, g in grads.items()
+        }
+
     def penalty(self, w: Tree, u: Tree, v: Tree) -> Tensor:
         """sum (U w - 2 V) w: [L], the quadratic form less its constant."""
         return torch.stack(

@@ -47,7 +47,8 @@ class FedKD(Method):
     """Largest gradient norm of student, teacher and projection, each; 0 clips nothing."""
 
     def sgd(self, task: Task) -> SGD:
-        return dataclasses.replace(task.sgd, clip=self.clip or task.sgd.clip)
+        limits = [limit for limit in (self.clip, task.sgd.clip) if limit]
+        return dataclasses.replace(task.sgd, clip=min(limits, default=0.0))
 
     def init(self, model: Lanes, params: Tree) -> tuple[Tree, Tree]:
         width = next((v.shape[-1] for v in model.split(params)[1].values() if v.dim() == 3), 0)

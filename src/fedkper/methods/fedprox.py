@@ -14,7 +14,7 @@ from typing import Annotated
 from torch import Tensor
 
 from fedkper.losses import Batch
-from fedkper.method import Method, unstable
+from fedkper.method import Method, towards, unstable
 from fedkper.ranges import Range
 from fedkper.task import SGD, Task
 from fedkper.tree import Tree, prefix, sqdist, sub
@@ -32,6 +32,12 @@ class FedProx(Method):
 
     def start(self, task: Task, shared: Tree, own: Tree) -> tuple[Tree, Tree]:
         return shared, prefix("received", task.model.parameters(shared))
+
+    def objective(self, task: Task, theta: Tree, fixed: Tree, b: Batch) -> Tensor:
+        return super().loss(task, theta, fixed, b)
+
+    def pull(self, task: Task, fixed: Tree, theta: Tree, grads: Tree) -> Tree:
+        return towards(sub("received", fixed), theta, grads, self.mu)
 
     def loss(self, task: Task, theta: Tree, fixed: Tree, b: Batch) -> Tensor:
         drift = sqdist(task.model.parameters(theta), sub("received", fixed))
