@@ -155,11 +155,10 @@ def visits(own: Tree) -> Tensor:
 
 
 def towards(anchor: Tree, theta: Tree, grads: Tree, strength: float) -> Tree:
-    """grads + strength (theta - anchor): the gradient of a spring, in few passes over memory."""
-    return {
-        k: torch.add(g, theta[k], alpha=strength).sub_(anchor[k], alpha=strength) if k in anchor else g
-        for k, g in grads.items()
-    }
+    """grads + strength (theta - anchor), in place: the gradient of a spring, in few passes over memory."""
+    for name, leaf in anchor.items():
+        grads[name].add_(theta[name], alpha=strength).sub_(leaf, alpha=strength)
+    return grads
 
 
 def unstable(name: str, strength: float, sgd: SGD) -> str:

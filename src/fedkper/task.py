@@ -125,7 +125,7 @@ class Task:
             grads = {k: g for k, g in zip(trained, found, strict=True) if g is not None}
             if pull is not None:
                 with torch.no_grad():
-                    grads = pull(theta, grads)
+                    grads = pull(theta, _apart(grads))
             if sgd.clip:
                 grads = clipped(grads, sgd.clip)
             for name, leaf in trained.items():
@@ -216,6 +216,16 @@ def clipped(grads: Tree, limit: float) -> Tree:
         name: g * across(scales[group], g) if (group := name.rpartition("/")[0]) in scales else g
         for name, g in grads.items()
     }
+
+
+def _apart(grads: Tree) -> Tree:
+    """Gradients that may be changed in place: autograd may hand out one tensor, or a view, for several."""
+    seen: set[int] = set()
+    for name, g in grads.items():
+        if g.data_ptr() in seen or not g.is_contiguous() or g._base is not None:
+            grads[name] = g.clone(memory_format=torch.contiguous_format)
+        seen.add(grads[name].data_ptr())
+    return grads
 
 
 @torch.no_grad()

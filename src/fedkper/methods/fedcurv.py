@@ -56,9 +56,9 @@ class FedCurv(Method):
 
     def pull(self, task: Task, fixed: Tree, theta: Tree, grads: Tree) -> Tree:
         u, v, twice = sub("U", fixed), sub("V", fixed), 2 * self.lam
-        return {
-            k: torch.addcmul(g, u[k], theta[k], value=twice).sub_(v[k], alpha=twice) for k, g in grads.items()
-        }
+        for k, leaf in u.items():
+            grads[k].addcmul_(leaf, theta[k], value=twice).sub_(v[k], alpha=twice)
+        return grads
 
     def penalty(self, w: Tree, u: Tree, v: Tree) -> Tensor:
         """sum (U w - 2 V) w: [L], the quadratic form less its constant."""
