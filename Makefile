@@ -27,6 +27,7 @@ lint: setup
 bench: setup
 	$(BIN)/python bench/round.py
 	$(BIN)/python bench/methods.py
+	$(BIN)/python bench/scale.py
 
 clean:
 	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -64,20 +64,25 @@ def simulate(
     shared = shared or first
     differing = {k: v for k, v in initial.items() if k not in shared}
     state = State(done, shared, visits, curves, differing, reference)
-    if done < site.experiment.rounds:
-        pool = executor(site, workers, device, lanes)
-        try:
-            pool.broadcast("receive", state.shared, state.differing)
-            while state.round < site.experiment.rounds:
-                line = _round(site, pool, record, state)
-                if on_round:
-                    on_round(state.round, line)
-        finally:
-            pool.close()
-            record.write_json("summary.json", metrics.summarise(state.curves))
-    summary = metrics.summarise(state.curves)
-    record.write_json("summary.json", summary)
+    try:
+        if done < site.experiment.rounds:
+            _rounds(site, record, state, executor(site, workers, device, lanes), on_round)
+    finally:
+        summary = metrics.summarise(state.curves)
+        record.write_json("summary.json", summary)
     return summary
+
+
+def _rounds(site: Site, record: Record, state: State, pool: Executor, on_round: OnRound | None) -> None:
+    """The rounds that are left."""
+    try:
+        pool.broadcast("receive", state.shared, state.differing)
+        while state.round < site.experiment.rounds:
+            line = _round(site, pool, record, state)
+            if on_round:
+                on_round(state.round, line)
+    finally:
+        pool.close()
 
 
 def executor(site: Site, workers: int, device: str, lanes: int) -> Executor:
