@@ -43,9 +43,10 @@ class Dataset:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over both splits, shapes included: two data sets with one hash train the same models."""
+        """SHA-256 over both splits and the columns, shapes included: one hash, the same models."""
         digest = hashlib.sha256()
-        for array in (self.train_x, self.train_y, self.test_x, self.test_y):
+        arrays: list[NDArray[Any]] = [self.train_x, self.train_y, self.test_x, self.test_y]
+        for array in arrays + [self.columns[name] for name in sorted(self.columns)]:
             digest.update(f"{array.dtype.str}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
