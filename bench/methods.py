@@ -12,12 +12,14 @@ import resource
 import statistics
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 from common import arguments, show, workload
 from fedkper.execute import settle
 from fedkper.method import client_round
 from fedkper.methods import METHODS, parse
+from fedkper.site import Site
 from fedkper.tree import nbytes
 
 # Specification 4, "cached" where both are given: later rounds, and FedALA's second.
@@ -41,16 +43,17 @@ VISITS = 4
 def measure(name: str) -> dict[str, Any]:
     """In a new process: the rounds' CPU seconds over FedAvg's around them, bytes, and the peak memory."""
     settle()
-    before = visits("fedavg")["seconds"]
-    found = visits(name)
-    reference = statistics.median([*before[1:], *visits("fedavg")["seconds"][1:]])
+    site = workload(name, 10)
+    fedavg = replace(site, method=parse("fedavg"))
+    before, found, after = visits(fedavg), visits(site), visits(fedavg)
+    reference = statistics.median([*before["seconds"][1:], *after["seconds"][1:]])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {**found, "ratios": [s / reference for s in found["seconds"]], "peak": peak}
 
 
-def visits(name: str) -> dict[str, Any]:
+def visits(site: Site) -> dict[str, Any]:
     """CPU seconds of a client's first rounds, and bytes of its state, upload and download."""
-    site, method = workload(name, 10), parse(name)
+    method = site.method
     shared, own = method.init(site.model, site.model.init())
     down, seconds = nbytes(shared), []
     for visit in range(VISITS):

@@ -520,6 +520,5 @@ def test_buffers_are_averaged_and_keep_their_types() -> None:
 
 
 def tree_into(module: nn.Module, theta: tree.Tree) -> Any:
-    from fedkper.lanes import fill
-
-    return fill(module, theta)
+    module.load_state_dict({k: v[0] for k, v in theta.items()})
+    return module.eval()

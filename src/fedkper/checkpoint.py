@@ -16,6 +16,8 @@ from fedkper.errors import InputError
 from fedkper.tree import Tree
 
 KEPT = 2
+# Rounds done, what the server has, the round of each client's own state, and a notice.
+Restored = tuple[int, Tree, dict[int, int], str]
 
 
 def save(folder: Path, round: int, shared: Tree, own: dict[int, str], visits: dict[int, int]) -> None:
@@ -37,7 +39,7 @@ def save(folder: Path, round: int, shared: Tree, own: dict[int, str], visits: di
     _clear(folder, round, state["own"])
 
 
-def restore(folder: Path) -> tuple[int, Tree, dict[int, int], str]:
+def restore(folder: Path) -> Restored:
     """The newest valid state: rounds done, shared, visits, and a notice if the newest was damaged.
 
     0 rounds if there is no state. Raises InputError if there are some and none is valid.

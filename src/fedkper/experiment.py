@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from fedkper import models
 from fedkper.errors import InputError
 from fedkper.methods import parse as parse_method
-from fedkper.ranges import Range, check
-from fedkper.userfile import near
+from fedkper.ranges import Range, check, near
 
 
 @dataclass(frozen=True)

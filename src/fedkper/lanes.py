@@ -82,7 +82,7 @@ class Lanes:
         return leaf.is_floating_point() and name not in self.buffers and name not in self.frozen
 
     def parameters(self, tree: Tree) -> Tree:
-        """The leaves that are trained: without buffers."""
+        """The leaves that are trained."""
         return {k: v for k, v in tree.items() if self.trainable(k, v)}
 
     def __call__(self, theta: Tree, x: Tensor, train: bool = True) -> Out:
@@ -111,9 +111,3 @@ class Lanes:
         features = (self._seen[0] if self._seen else logits).flatten(1)
         self._seen.clear()
         return features, logits
-
-
-def fill(module: nn.Module, theta: Tree) -> nn.Module:
-    """The module with the first lane's numbers, for export and for use outside."""
-    module.load_state_dict({k: v[0] for k, v in theta.items()})
-    return module.eval()

@@ -110,7 +110,7 @@ def client_round(method: Method, task: Task, shared: Tree, own: Tree) -> Update:
 def weights(update: Update) -> Tensor:
     """What each client counts, summing to 1: [L]. By samples if no weight is usable (specification 1.4)."""
     raw = update.weight.double()
-    if not bool(raw.isfinite().all()) or float(raw.sum()) <= 0:
+    if falls_back(update):
         raw = update.samples.double()
     if float(raw.sum()) <= 0:
         raw = torch.ones_like(raw)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedkper import rng, userfile
 from fedkper.errors import InputError
 from fedkper.lanes import Lanes, Out
-from fedkper.userfile import near
+from fedkper.ranges import near
 
 
 class CNN(nn.Module):

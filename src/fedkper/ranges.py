@@ -51,7 +51,6 @@ def check(thing: Any, where: str = "--") -> None:
             limits = [Range()]
         for limit in limits:
             if value is not None and not limit.holds(value):
-                option = name.replace("_", "-") if where == "--" else name
                 raise InputError(f"{where}{option} {value}: must be {limit}")
 
 

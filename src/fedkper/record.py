@@ -130,7 +130,7 @@ class Record:
         with self._writing(self.checkpoints):
             checkpoint.save(self.checkpoints, round, shared, own, visits)
 
-    def restore(self) -> tuple[int, Tree, dict[int, int], str]:
+    def restore(self) -> checkpoint.Restored:
         """The newest valid state: rounds done, shared, visits, and a notice if the newest was damaged.
 
         Lines of rounds after it are dropped. Raises InputError if no state is valid.

@@ -1,7 +1,8 @@
-"""The only source of randomness: a seed is a function of (run, purpose, round, client) (specification 3.5).
+"""The randomness of training: a seed is a function of (run, purpose, round, client) (specification 3.5).
 
-Nothing draws from a global generator, so the order of execution, the number of workers and an extra
-evaluation change no number, and equalities such as "FedProx with mu = 0 is FedAvg" hold bit for bit.
+That of partitions and schedules is in sample.py. Nothing draws from a global generator, so the order of
+execution, the number of workers and an extra evaluation change no number, and equalities such as "FedProx
+with mu = 0 is FedAvg" hold bit for bit.
 """
 
 from __future__ import annotations

@@ -137,8 +137,9 @@ def start(
 def check(experiment: Experiment, folder: Path, dataset: Dataset, stored: Path | None = None) -> None:
     """Raises InputError if the run in `folder` could not be started, or resumed where there is one."""
     if os.path.isfile(folder / "run.json"):
-        _require_same(folder, experiment, stored_experiment(folder), read_json(folder, "run.json"))
-        _require_data(folder, experiment, dataset, read_json(folder, "run.json"))
+        stored_run = read_json(folder, "run.json")
+        _require_same(folder, experiment, stored_experiment(folder), stored_run)
+        _require_data(folder, experiment, dataset, stored_run)
         prepare(experiment, dataset, folder / "partition.json")
     else:
         refuse_used(folder)
@@ -162,7 +163,8 @@ def resume(
     record = Record.open(folder)
     try:
         record.on_event = watch.on_event
-        done, *_ = record.restore()  # before anything is changed, so that damage is found first
+        restored = record.restore()  # before anything is changed, so that damage is found first
+        done = restored[0]
         if experiment.rounds < done:
             raise InputError(f"--rounds {experiment.rounds}: the run in {folder} has done {done} already")
         was = stored.get("execution")
@@ -170,14 +172,14 @@ def resume(
         dataset = dataset or load(experiment, execution, where if isinstance(where, str) else None)
         _require_data(folder, experiment, dataset, stored)
         site, _ = prepare(experiment, dataset, folder / "partition.json")
+        count = workers(execution, experiment)
         if experiment.rounds > done:
-            count = workers(execution, experiment)
             changes = {"rounds": experiment.rounds, "device": execution.device, "workers": count}
             record.event("resumed", after_round=done, fedkper=__version__, **changes)
         if experiment != before:
             record.write_json("run.json", {**stored, "experiment": experiment.to_json()})
         watch.begun(experiment, dataset, done)
-        return simulate(site, record, workers(execution, experiment), execution.device, watch.on_round)
+        return simulate(site, record, count, execution.device, watch.on_round, restored=restored)
     finally:
         record.close()
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fedkper import evaluate, metrics
+from fedkper.checkpoint import Restored
 from fedkper.execute import Call, Executor, Here, Trained
 from fedkper.forgetting import transfer
 from fedkper.method import Update, falls_back, refusal
@@ -46,13 +47,15 @@ def simulate(
     device: str = "cpu",
     on_round: OnRound | None = None,
     lanes: int = 1,
+    restored: Restored | None = None,
 ) -> dict[str, Any]:
     """Runs the experiment's rounds from the record's last checkpoint on; writes and returns the summary.
 
     `on_round(rounds done, the line of rounds.csv)` is called when a round is safe on the disk.
-    The numbers do not depend on `workers`, nor on how often the run was stopped.
+    The numbers do not depend on `workers`, nor on how often the run was stopped. `restored`: the checkpoint,
+    where it was read already.
     """
-    done, shared, visits, notice = record.restore()
+    done, shared, visits, notice = restored or record.restore()
     if notice:
         record.event("checkpoint", round=done, reason=notice)
     initial = site.model.init()

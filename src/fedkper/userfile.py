@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 
 from fedkper.errors import InputError
-from fedkper.ranges import near as near
 
 
 def is_one(text: str) -> bool:
