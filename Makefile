@@ -1,22 +1,34 @@
 # Two commands start it all: `make demo` and `make test`. Nothing is needed but Python >= 3.11, make and git.
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 ROUNDS ?= 30
 
-.PHONY: demo test setup lint bench clean
+.PHONY: demo federation-demo test test-federation setup lint bench clean
 
-demo: setup
+demo: .venv/installed
 	$(BIN)/fedkper compare --methods fedavg fedkper --rounds $(ROUNDS) --out runs/demo
 
 test: setup
 	$(BIN)/python -m pytest -n 2
 
-setup: .venv/installed
+test-federation: setup
+	$(BIN)/python -m pytest -n 0 -m federation tests/test_federation_network.py
 
+federation-demo: setup
+	$(BIN)/python deploy/demo.py
+
+setup: .venv/complete
+
+# The package alone, for the demo; with the extras, for everything else.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint]'
+	$(INSTALL) -e .
+	touch $@
+
+.venv/complete: .venv/installed
+	$(INSTALL) -e '.[test,lint]'
 	touch $@
 
 lint: setup

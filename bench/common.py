@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -70,10 +71,21 @@ def show(title: str, rows: Sequence[dict[str, Any]], results: dict[str, Any], pa
                 for i, (c, w) in enumerate(zip(cells, widths, strict=True))
             )
         )
+    write(path, {"rows": list(rows), **results})
+
+
+def write(path: Path | None, results: dict[str, Any]) -> None:
+    """Prints the machine; writes it and the results as JSON."""
     where = machine()
     print("\n" + ", ".join(f"{k} {v}" for k, v in where.items()))
     if path:
-        path.write_text(json.dumps({"machine": where, "rows": list(rows), **results}, indent=2) + "\n")
+        path.write_text(json.dumps({"machine": where, **results}, indent=2) + "\n")
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """A table for the documentation."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(map(str, row.values())) for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def machine() -> dict[str, Any]:
@@ -97,7 +109,64 @@ def peak_memory(pids: Sequence[int]) -> float:
     """MB: the largest resident sizes of the processes added up, shared pages counted in each."""
     kilobytes = 0
     for pid in pids:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in _lines(pid, "status"):
             if line.startswith("VmHWM"):
                 kilobytes += int(line.split()[1])
     return kilobytes / 1024
+
+
+def with_children(pid: int) -> list[int]:
+    """A process and all below it."""
+    below: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            parent = next((line for line in _lines(int(entry.name), "status") if line.startswith("PPid")), "")
+            below.setdefault(int(parent[5:] or 0), []).append(int(entry.name))
+    found = [pid]
+    for at in found:  # grows while it is read
+        found += below.get(at, [])
+    return found
+
+
+class Watch:
+    """Looks every `pause` seconds at the memory that this process and its children need together.
+
+    That is the sum of their proportional set sizes: a page that n processes share counts 1 / n in each. The
+    kernel does not keep its peak, so what lies between two looks is missed; looking costs some time, too.
+    """
+
+    def __init__(self, pause: float = 0.02) -> None:
+        self.pause = pause
+        self.pids: list[int] = []
+        self.peak = 0.0
+        """MB"""
+        self.parts: dict[int, float] = {}
+        """MB of each process at that moment"""
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._look, daemon=True)
+
+    def start(self) -> None:
+        self.pids = with_children(os.getpid())
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.over.set()
+        self.thread.join()
+
+    def _look(self) -> None:
+        while not self.over.wait(self.pause):
+            parts = {pid: proportional(pid) for pid in self.pids}
+            if sum(parts.values()) > self.peak:
+                self.peak, self.parts = sum(parts.values()), parts
+
+
+def proportional(pid: int) -> float:
+    """MB: the proportional set size of a process; 0 if it has ended."""
+    return sum(int(line.split()[1]) for line in _lines(pid, "smaps_rollup") if line.startswith("Pss:")) / 1024
+
+
+def _lines(pid: int, name: str) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text().splitlines()
+    except OSError:
+        return []

@@ -33,7 +33,9 @@ TINY = [
 ]
 
 _processes = mp.get_context("forkserver")
-_processes.set_forkserver_preload(["fedkper.cli_run", "fedkper.cli_data", "fedkper.plots"])
+# All that a command imports: a process without rights (see `limit`) may not even read the libraries.
+_commands = ("run", "data", "sweep", "export", "paper", "report", "federation")
+_processes.set_forkserver_preload([*(f"fedkper.cli_{name}" for name in _commands), "fedkper.plots"])
 
 
 def write_data(path: Path, seed: int = 0) -> Path:
@@ -95,7 +97,8 @@ def untimed(folder: Path) -> str:
 
 def results(folder: Path) -> dict[str, Any]:
     """All that must be equal in two runs of the same experiment, byte for byte."""
-    files = [folder / "clients.csv", folder / "summary.json", *(folder / "checkpoint").iterdir()]
+    names = ("clients.csv", "confusion.csv", "calibration.csv", "summary.json")
+    files = [*(folder / name for name in names), *(folder / "checkpoint").iterdir()]
     return {p.name: p.read_bytes() for p in files} | {"rounds.csv": untimed(folder)}
 
 

@@ -21,7 +21,10 @@ import pytest
 
 from fedkper import options, run, tables
 from fedkper.cli_data import COMMANDS as DATA_COMMANDS
+from fedkper.cli_export import COMMANDS as EXPORT_COMMANDS
+from fedkper.cli_report import COMMANDS as REPORT_COMMANDS
 from fedkper.cli_run import COMMANDS, Run
+from fedkper.cli_sweep import COMMANDS as SWEEP_COMMANDS
 from fedkper.data import partition as partitions
 from fedkper.data import partition_file
 from fedkper.errors import InputError
@@ -98,15 +101,21 @@ RUN = [
     "--data",
     "--workers",
     "--device",
+    "--lanes",
     "--partition-file",
     "--out",
     "--preset",
     "--config",
+    "--track",
 ]
 OPTIONS = {
     "run": [*RUN, "--resume"],
     "compare": [*RUN, "--methods", "--seeds"],
+    "sweep": [*RUN, "--methods", "--datasets", "--seeds", "--vary", "--grid", "--jobs", "--ray"],
     "summary": ["RUNS"],
+    "report": ["RUNS", "--out", "--data"],
+    "export": ["RUNS", "--curves", "--model", "--client", "--format", "--data"],
+    "predict": ["MODEL", "IMAGES", "--out", "--resize"],
     "data list": ["--data"],
     "data get": ["NAME", "--size", "--data"],
     "data show": ["NAME", "--size", "--data"],
@@ -117,7 +126,13 @@ OPTIONS = {
 def test_the_options_of_every_command() -> None:
     """Scripts rely on these: whoever changes the list breaks them, and must mean it."""
     found = {}
-    for name, command in {**COMMANDS, **{f"data {n}": c for n, c in DATA_COMMANDS.items()}}.items():
+    for name, command in {
+        **COMMANDS,
+        **SWEEP_COMMANDS,
+        **EXPORT_COMMANDS,
+        **REPORT_COMMANDS,
+        **{f"data {n}": c for n, c in DATA_COMMANDS.items()},
+    }.items():
         fields = dataclasses.fields(command)
         found[name] = [
             f.name.upper() if f.default is dataclasses.MISSING else "--" + f.name.replace("_", "-")
@@ -189,12 +204,14 @@ BAD: dict[str, list[str]] = {
     "sampling": WORDS,
     "seed": [*INT, "4294967296"],
     "workers": [*INT, "0", "1025", "None"],
+    "lanes": [*INT, "0", "100001", "None"],
     "device": [*WORDS, "gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:0", "cuda:7777"],
     "data": [""],
     "partition_file": ["", "nosuch.json"],
     "out": ["", "a/b:c*?", "x" * 250, "x" * 400, "CON", "nul.txt", "..", "dot.", ".hidden", "two words"],
     "preset": WORDS,
     "config": ["", "nosuch.json"],
+    "track": ["", __file__],
 }
 FAST = [
     "--clients",

@@ -11,7 +11,13 @@ import pytest
 
 from fedkper.cli import main
 from fedkper.cli_data import COMMANDS as DATA_COMMANDS
+from fedkper.cli_export import COMMANDS as EXPORT_COMMANDS
+from fedkper.cli_federation import COMMANDS as FEDERATION_COMMANDS
+from fedkper.cli_federation import GROUP as FEDERATION_GROUP
+from fedkper.cli_paper import COMMANDS as PAPER_COMMANDS
+from fedkper.cli_report import COMMANDS as REPORT_COMMANDS
 from fedkper.cli_run import COMMANDS, Run
+from fedkper.cli_sweep import COMMANDS as SWEEP_COMMANDS
 from fedkper.method import Method
 from fedkper.methods import METHODS, parse
 from fedkper.ranges import Range, convert
@@ -132,8 +138,17 @@ def test_links_and_pictures_lead_somewhere(page: Path) -> None:
 def test_commands_have_only_options_that_exist(page: Path) -> None:
     """In a line that starts a command, and on the pages of the methods anywhere."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    known = {**COMMANDS, **{f"data {n}": c for n, c in DATA_COMMANDS.items()}}
-    for command, words in re.findall(r"\bfedkper (data \w+|run|compare|summary)\b([^`\n]*)", text):
+    known = {
+        **COMMANDS,
+        **EXPORT_COMMANDS,
+        **REPORT_COMMANDS,
+        **{f"data {n}": c for n, c in DATA_COMMANDS.items()},
+    }
+    known |= SWEEP_COMMANDS
+    known |= {f"paper {n}": c for n, c in PAPER_COMMANDS.items()}
+    known |= FEDERATION_COMMANDS | {f"federation {n}": c for n, c in FEDERATION_GROUP.items()}
+    names = r"data \w+|paper \w+|federation \w+|link|site|run|compare|sweep|summary|export|predict|report"
+    for command, words in re.findall(rf"\bfedkper ({names})\b([^`\n]*)", text):
         used = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", words))
         assert used <= options(known[command]), f"fedkper {command}{words}"
     if page in OF_METHODS:
@@ -144,7 +159,7 @@ def test_commands_have_only_options_that_exist(page: Path) -> None:
 @every_page
 def test_commands_name_methods_that_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    for words in re.findall(r"\bfedkper (?:run|compare)\b([^`\n]*)", text):
+    for words in re.findall(r"\bfedkper (?:run|compare|sweep)\b([^`\n]*)", text):
         named = re.findall(r"--method[ =](\S+)", words)
         for several in re.findall(r"--methods((?: [^-\s]\S*)+)", words):
             named += several.split()

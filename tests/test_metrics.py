@@ -298,7 +298,7 @@ RUN = run_of(
 
 def test_summary_of_a_run():
     got = summarise(RUN)
-    assert list(got) == [*HEADLINES, "variants", "counts"]
+    assert list(got) == [*HEADLINES, "variants", "scores", "spread", "counts"]
     assert got["global_acc"] == {
         "mean": pytest.approx(0.425),
         "std_rounds": pytest.approx(np.std(RUN.global_acc)),
@@ -360,12 +360,7 @@ def no_silent_null(value):
     """Every null in a summary stands beside its reason."""
     if not isinstance(value, dict):
         return True
-    reasons = {
-        "mean": "reason",
-        "value": "reason",
-        "std_rounds": "std_rounds_reason",
-        "std_seeds": "std_seeds_reason",
-    }
+    reasons = {k: "reason" if k in ("mean", "value") else f"{k}_reason" for k in value}
     return all(no_silent_null(v) and (v is not None or value.get(reasons[k])) for k, v in value.items())
 
 

@@ -280,7 +280,7 @@ def test_a_damaged_folder_is_named(
 
 
 def test_a_line_cut_short_is_dropped(half: Path, whole: Path) -> None:
-    for name in ("rounds.csv", "clients.csv", "events.jsonl"):
+    for name in ("rounds.csv", "clients.csv", "confusion.csv", "calibration.csv", "events.jsonl"):
         with open(half / name, "a") as file:
             file.write("6,0.5")
     with open(half / "rounds.csv") as file:
@@ -542,7 +542,7 @@ def test_the_record_of_a_run_is_complete(whole: Path) -> None:
         k: told["method"][k] for k in told["method"] if k != "name"
     }
     assert told["data"]["train"] == 240
-    assert told["execution"] == {"data": None, "folder": None, "device": "cpu", "workers": 1}
+    assert told["execution"] == {"data": None, "folder": None, "device": "cpu", "workers": 1, "lanes": None}
     assert told["files"] == {}
     assert set(told["versions"]) >= {"fedkper", "python", "torch", "numpy"}
     files = {p.name for p in whole.iterdir()}
@@ -551,6 +551,8 @@ def test_the_record_of_a_run_is_complete(whole: Path) -> None:
         "partition.json",
         "rounds.csv",
         "clients.csv",
+        "confusion.csv",
+        "calibration.csv",
         "summary.json",
         "checkpoint",
         ".lock",

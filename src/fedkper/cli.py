@@ -21,7 +21,13 @@ Federated learning for medicine: generalization, personalization, forgetting.
 
   run         one experiment                       fedkper run --method fedkper --preset paper-blood
   compare     several methods or seeds, a table    fedkper compare --methods fedavg fedkper
+  sweep       any options varied, several at once  fedkper sweep --seeds 1 2 3 --vary lr=0.1,0.01
   summary     the table again, from the folders    fedkper summary runs/*
+  report      one HTML file on runs                fedkper report runs --out report.html
+  paper all   the paper's table and figures        fedkper paper all runs; table1, fig3, fig4, fig5 alone
+  export      numbers or a model out of runs       fedkper export RUN --model FOLDER, --curves FILE.csv
+  predict     an exported model on images          fedkper predict FOLDER IMAGES
+  federation  a real one: new DIR, status DIR       link DIR at the coordinator, site DIR at a hospital
   data list   the published data sets              data get NAME, data show NAME, data split
 
 Each has --help. The embedded data set needs no download: --dataset synthetic (the default).
@@ -56,7 +62,7 @@ def _say(text: str, style: str) -> None:
 
 
 def dispatch(words: list[str]) -> int:
-    at = 1 if words[:1] == ["data"] else 0
+    at = 1 if words[:1] in (["data"], ["paper"], ["federation"]) else 0
     name = words[at] if len(words) > at else ""
     if name in ("", "-h", "--help"):
         print(HELP, end="")
@@ -64,12 +70,15 @@ def dispatch(words: list[str]) -> int:
     if words[0] == "--version":
         print(f"fedkper {__version__}")
         return 0
-    from fedkper import cli_data, cli_run
+    from fedkper import cli_data, cli_export, cli_federation, cli_paper, cli_report, cli_run, cli_sweep
     from fedkper.ranges import near
 
-    known = cli_data.COMMANDS if at else cli_run.COMMANDS
+    commands = cli_run.COMMANDS | cli_sweep.COMMANDS | cli_export.COMMANDS | cli_federation.COMMANDS
+    commands |= cli_report.COMMANDS
+    groups = {"data": cli_data.COMMANDS, "paper": cli_paper.COMMANDS, "federation": cli_federation.GROUP}
+    known = groups[words[0]] if at else commands
     if name not in known:
-        listing = ", ".join([*cli_run.COMMANDS, *(f"data {c}" for c in cli_data.COMMANDS)])
+        listing = ", ".join([*commands, *(f"{group} {c}" for group in groups for c in groups[group])])
         raise InputError(
             f"'{' '.join(words[: at + 1])}': no such command{near(name, known)}; there are: {listing}"
         )
@@ -78,19 +87,25 @@ def dispatch(words: list[str]) -> int:
 
 def _act(command: Any, words: list[str], prog: str) -> int:
     """Reads a command's options and carries it out, or shows its help."""
-    from fedkper import cli_run, options
+    from fedkper import cli_paper, cli_run, cli_sweep, options
 
     if "-h" in words or "--help" in words:
         return _help(command, prog)
     if command is cli_run.Run:
         words = _resume_folder(words)
+    if command is cli_sweep.Sweep:
+        words = cli_sweep.merged(words)
     values = options.read(command, words, prog)
     if command is cli_run.Compare and "method" in values:
         raise InputError("--method: compare takes --methods")
+    if issubclass(command, cli_paper.Paper):
+        cli_paper.refuse(values)
     if "seed" in values and "seeds" in values:
         raise InputError("--seed and --seeds: use one of them")
     if command is cli_run.Compare and "methods" not in values and "config" in values:
         values |= options.methods_in(values["config"])
+    if command is cli_sweep.Sweep:
+        values = cli_sweep.given(values)
     if issubclass(command, options.Options):
         values = options.defaults(values) | values
     command(**values).act()

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import shlex
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 from rich.progress import Progress
 
 from fedkper import folders, metrics, record, run, tables
 from fedkper.data.dataset import Dataset
-from fedkper.errors import InputError, RunError
+from fedkper.errors import RunError
 from fedkper.experiment import Experiment
 from fedkper.options import Options
 from fedkper.run import Execution
@@ -36,15 +36,21 @@ class Run(Options):
         run.check_device(execution)
         with folders.out(self.out, f"{Path(experiment.dataset).stem}-{_short(experiment.method)}") as folder:
             again = f"fedkper run --resume {shlex.quote(str(folder))}"
-            stored, title = self.partition_file, experiment.method
-            summary = _rounds(experiment, execution, folder, self.resume, stored, title, again)
-            tables.results([(experiment.method, summary)], "method")
+            part = _Part(experiment, folder, experiment.method)
+            summaries = _rounds([part], execution, again, partial(self._carry_out, execution))
+            tables.results([(experiment.method, summaries[0])], "method")
         tables.line(f"run folder: {folder}")
+
+    def _carry_out(self, execution: Execution, requests: Sequence[run.Request]) -> list[dict[str, Any]]:
+        experiment, folder, watch = requests[0].experiment, requests[0].folder, requests[0].watch
+        if self.resume:
+            return [run.resume(folder, experiment, execution, watch)]
+        return [run.start(experiment, folder, execution, self.partition_file, watch)]
 
 
 @dataclass(frozen=True)
 class Compare(Options):
-    """Several methods or seeds on the same partition, one after another, and a table.
+    """Several methods or seeds on the same partition, and a table. The seeds of a method run together.
 
     Started again with the same --out, it skips what is finished and goes on with what is not.
     """
@@ -61,19 +67,22 @@ class Compare(Options):
         experiments = [dataclasses.replace(base, method=m, seed=s).checked() for m, s in cells]
         run.check_device(execution)
         dataset = run.load(experiments[0], execution)
-        rows, curves = [], {}
+        rows: list[tuple[str, dict[str, Any]]] = []
+        curves: dict[str, metrics.Curves] = {}
         with folders.out(self.out, f"{Path(base.dataset).stem}-compare") as parent:
             for experiment, place in zip(experiments, _places(cells), strict=True):
                 run.check(experiment, parent / place, dataset, self.partition_file)
             again = f"the same command with --out {shlex.quote(str(parent))}"
-            for experiment, place in zip(experiments, _places(cells), strict=True):
-                name = experiment.method + (f" seed {experiment.seed}" if len(seeds) > 1 else "")
-                folder = parent / place
-                resume = os.path.isfile(folder / "run.json")
-                stored = self.partition_file
-                summary = _rounds(experiment, execution, folder, resume, stored, name, again, dataset)
-                rows.append((name, summary))
-                curves[name] = record.read_curves(folder)
+            parts = [
+                _Part(e, parent / place, e.method + (f" seed {e.seed}" if len(seeds) > 1 else ""))
+                for e, place in zip(experiments, _places(cells), strict=True)
+            ]
+            carry_out = partial(run.together, execution, self.partition_file, dataset)
+            for at in range(0, len(parts), len(seeds)):  # the seeds of a method stand together
+                mine = parts[at : at + len(seeds)]
+                summaries = _rounds(mine, execution, again, carry_out)
+                rows += [(part.title, summary) for part, summary in zip(mine, summaries, strict=True)]
+                curves |= {part.title: record.read_curves(part.folder) for part in mine}
         title = tables.plain(base.dataset)
         _draw(curves, parent / "curves.png", f"{title}: {base.clients} clients, {base.rounds} rounds")
         tables.results(rows, "method")
@@ -93,20 +102,7 @@ class Summary:
     """folders of runs, or folders that hold some"""
 
     def act(self) -> None:
-        found: list[Path] = []
-        skipped: list[Path] = []
-        for path in self.runs:
-            inside = sorted(p.parent for p in path.glob("*/run.json"))
-            if not os.path.isfile(path / "run.json") and os.path.isdir(path):
-                if not inside:
-                    skipped.append(path)
-                found += inside
-            else:
-                found.append(path)
-        if not found:
-            raise InputError(f"{skipped[0]}: holds no run (no run.json); is this the folder of a run?")
-        for path in skipped:
-            tables.notice(f"{path}: holds no run, left out")
+        found = folders.runs(self.runs, lambda path: tables.notice(f"{path}: holds no run, left out"))
         rows = []
         for folder in found:
             experiment, curves = run.stored_experiment(folder), record.read_curves(folder)
@@ -118,60 +114,67 @@ class Summary:
 COMMANDS: dict[str, Any] = {"run": Run, "compare": Compare, "summary": Summary}
 
 
+class _Part(NamedTuple):
+    """One run of those that go through their rounds together."""
+
+    experiment: Experiment
+    folder: Path
+    title: str
+
+
 def _rounds(
-    experiment: Experiment,
+    parts: Sequence[_Part],
     execution: Execution,
-    folder: Path,
-    resume: bool,
-    stored: Path | None,
-    title: str,
     again: str,
-    dataset: Dataset | None = None,
-) -> dict[str, Any]:
-    """Runs or resumes with live progress; if that is stopped, says that `again` goes on."""
+    carry_out: Callable[[Sequence[run.Request]], list[dict[str, Any]]],
+) -> list[dict[str, Any]]:
+    """Carries runs out with live progress; if that is stopped, says that `again` goes on."""
     begun: list[int] = []
     with tables.progress() as bar:
-        watch = _watch(experiment, execution, folder, resume, title, bar, begun)
+        requests = [
+            run.Request(part.experiment, part.folder, _watch(parts, part, execution, bar, begun))
+            for part in parts
+        ]
         try:
-            if resume:
-                summary = run.resume(folder, experiment, execution, watch, dataset)
-            else:
-                summary = run.start(experiment, folder, execution, stored, watch, dataset)
+            done = carry_out(requests)
         except (KeyboardInterrupt, RunError) as error:
-            if begun and getattr(error, "exit_code", 1) == 1:
+            if len(begun) == len(parts) and getattr(error, "exit_code", 1) == 1:
                 bar.stop()
                 tables.go_on(again)
             raise
-    tables.rejected([e for e in record.read_events(folder) if e["event"] == "rejected"], folder)
-    return summary
+    for part in parts:
+        events = [e for e in record.read_events(part.folder) if e["event"] == "rejected"]
+        tables.rejected(events, part.folder)
+    return done
 
 
 def _watch(
-    experiment: Experiment,
-    execution: Execution,
-    folder: Path,
-    resume: bool,
-    title: str,
-    bar: Progress,
-    begun: list[int],
+    parts: Sequence[_Part], part: _Part, execution: Execution, bar: Progress, begun: list[int]
 ) -> run.Watch:
-    """Shows a run in `bar`, in a log file as a line every 10 rounds; `begun` gets the rounds done before."""
-    task = bar.add_task(tables.short(title), total=experiment.rounds, state="", visible=False)
+    """Shows a run in `bar`, in a log file as a line every 10 rounds; `begun` gets the rounds done before.
+
+    What runs together have in common is said once.
+    """
+    rounds = part.experiment.rounds
+    task = bar.add_task(tables.short(part.title), total=rounds, state="", visible=False)
 
     def begin(e: Experiment, dataset: Dataset, done: int) -> None:
-        begun.append(done)
-        for text in dataset.notices:
+        for text in dataset.notices if not begun else ():
             tables.notice(text)
-        if resume and done >= e.rounds:
-            tables.notice(f"{folder}: finished already, {done} rounds")
+        if done >= rounds:
+            tables.notice(f"{part.folder}: finished already, {done} rounds")
         else:
-            tables.settings(e, execution.device, run.workers(execution, e), done)
             bar.update(task, completed=done, visible=True)
+        begun.append(done)
+        if len(begun) == len(parts) and min(begun) < rounds:
+            seeds = [one.experiment.seed for one in parts]
+            count = run.workers(execution, e, len(parts))
+            tables.settings(e, seeds, execution.device, count, min(begun))
 
     def on_round(round: int, line: dict[str, Any]) -> None:
         bar.update(task, completed=round, state=tables.state(line))
-        if not tables.err.is_terminal and (round == experiment.rounds or round % 10 == 0):
-            where = f"{title}: round {round} of {experiment.rounds}"
+        if not tables.err.is_terminal and (round == rounds or round % 10 == 0):
+            where = f"{part.title}: round {round} of {rounds}"
             tables.line(f"{where}  {tables.state(line)}", file=tables.err)
 
     def on_event(event: dict[str, Any]) -> None:

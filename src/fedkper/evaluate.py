@@ -1,47 +1,51 @@
-"""Accuracy of the global model and of the clients' local models, in few large batches over all workers."""
+"""Answers of the global model and of the clients' local models, in few large batches over all workers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from fedkper.execute import JOB, Call, Executor
+from fedkper.execute import Call, Executor
+from fedkper.scores import Answers
 from fedkper.site import Site
 
 
-def accuracy(logits: Tensor, y: Tensor) -> float | None:
-    """Share of right answers; None for no samples. A model that gives NaN is right about nothing."""
-    if not len(y):
-        return None
-    hits = (logits.argmax(-1) == y) & logits.isfinite().all(-1)
-    return int(hits.sum()) / len(y)
-
-
-def global_model(executor: Executor, site: Site) -> tuple[float | None, dict[int, float | None]]:
+def global_model(executor: Executor, site: Site, rider: int = 0) -> tuple[Answers, dict[int, Answers]]:
     """The model last broadcast, on G and on each scored client's local test part L_k."""
     parts = [site.test_index[k] for k in site.scored]
-    local_y = site.train_y[torch.cat(parts)]
-    on_g = [Call("global_logits", (s,)) for s in range(0, len(site.test_y), JOB)]
-    on_l = [Call("global_on_local_logits", (s,)) for s in range(0, len(local_y), JOB)]
+    local_y = site.train_y[torch.cat(parts)].cpu()
+    job = executor.job
+    on_g = [Call("global_logits", (s, s + job, rider)) for s in range(0, len(site.test_y), job)]
+    on_l = [Call("global_on_local_logits", (s, s + job, rider)) for s in range(0, len(local_y), job)]
     logits = [done.value for done in executor.run(on_g + on_l)]
     sizes = [len(index) for index in parts]
-    by_client = torch.cat([*logits[len(on_g) :], torch.empty(0, site.classes)]).split(sizes)
-    scores = [accuracy(z, y) for z, y in zip(by_client, local_y.split(sizes), strict=True)]
-    return accuracy(torch.cat(logits[: len(on_g)]), site.test_y), dict(zip(site.scored, scores, strict=True))
+    none = torch.empty(0, site.classes)
+    by_client = torch.cat([none, *logits[len(on_g) :]]).split(sizes)
+    answers = map(Answers, by_client, local_y.split(sizes))
+    on_test = Answers(torch.cat([none, *logits[: len(on_g)]]), site.test_y.cpu())
+    return on_test, dict(zip(site.scored, answers, strict=True))
 
 
 def local_models(
     executor: Executor, site: Site, groups: Sequence[list[int]], workers: Sequence[int]
-) -> tuple[dict[int, float | None], dict[int, float | None]]:
+) -> tuple[dict[int, Answers], dict[int, Answers]]:
     """Each client's local model, at the worker that trained it, on its own L_k; and the untuned one."""
     calls = [Call("local_logits", (group,), w) for group, w in zip(groups, workers, strict=True)]
-    local: dict[int, float | None] = {}
-    untuned: dict[int, float | None] = {}
-    for group, done in zip(groups, executor.run(calls), strict=True):
-        for k, (after, before) in zip(group, done.value, strict=True):
-            y = site.train_y[site.test_index[k]]
-            local[k] = accuracy(after, y)
-            untuned[k] = None if before is None else accuracy(before, y)
+    found = [pair for done in executor.run(calls) for pair in done.value]
+    return local_answers(site, dict(zip((k for group in groups for k in group), found, strict=True)))
+
+
+def local_answers(
+    site: Site, logits: Mapping[int, tuple[Tensor, Tensor | None]]
+) -> tuple[dict[int, Answers], dict[int, Answers]]:
+    """By client, from Worker.local_logits: the local model's answers; and the untuned one's, if any."""
+    local: dict[int, Answers] = {}
+    untuned: dict[int, Answers] = {}
+    for k, (after, before) in logits.items():
+        y = site.train_y[site.test_part(k)].cpu()
+        local[k] = Answers(after, y)
+        if before is not None:
+            untuned[k] = Answers(before, y)
     return local, untuned

@@ -7,19 +7,19 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from fedkper import rng, tree
+from fedkper import memory, rng, tree
 from fedkper.errors import RunError
 from fedkper.lanes import Lanes
 from fedkper.method import Update, client_round
 from fedkper.site import Site
-from fedkper.task import CHUNK, Task, pixels
+from fedkper.task import CHUNK, Task, chunk, pixels
 from fedkper.tree import Tree, lanes, rest, spread, stack, to
 
 # Images in one evaluation job: few enough to spread over workers, enough not to be all messages.
@@ -35,6 +35,16 @@ class Trained(NamedTuple):
     """of the client's state on the disk; empty if it keeps nothing"""
 
 
+class Visit(NamedTuple):
+    """A round of clients that train together."""
+
+    trained: list[Trained]
+    logits: list[tuple[Tensor, Tensor | None]]
+    """see Worker.local_logits"""
+    train_seconds: float
+    eval_seconds: float
+
+
 class Worker:
     """The work itself, wherever it runs. Keeps what it last received and trained, to evaluate it later."""
 
@@ -42,16 +52,37 @@ class Worker:
         self.site = site
         self.device = device
         self.local_test = torch.cat([site.test_index[client] for client in site.scored])
-        self.initial_own = site.method.init(site.model, site.model.init())[1]
-        self.shared: Tree = {}
-        self.scored: Tree = {}
+        initials = [initial for _, initial in site.riders] or [site.model.init()]
+        self.initial_own = [site.method.init(site.model, initial)[1] for initial in initials]
+        self.shared: dict[int, Tree] = {}
+        self.scored: dict[int, Tree] = {}
         self.trained: list[tuple[list[int], Task, Update]] = []
 
-    def receive(self, shared: Tree, differing: Tree) -> None:
-        """What the server sends, and the leaves in which the model scored as "global" differs from it."""
-        self.shared = to(shared, self.device)
-        self.scored = rest(self.shared) | to(differing, self.device)
+    def receive(self, shared: Tree, differing: Tree, rider: int = 0) -> None:
+        """What the server sends, and the leaves in which the model scored as "global" differs from it.
+
+        `rider`: of which run, where several ride together.
+        """
+        self.shared[rider] = to(shared, self.device)
+        self.scored[rider] = rest(self.shared[rider]) | to(differing, self.device)
         self.trained.clear()
+
+    def _received(self, clients: list[int]) -> Tree:
+        """What each client's server has sent, a lane each."""
+        riders = [self.site.rider(client) for client in clients]
+        if len(set(riders)) == 1:
+            return spread(self.shared[riders[0]], len(clients))
+        return stack([self.shared[rider] for rider in riders])
+
+    def visit(self, clients: list[int], round: int, kept: list[Path | None], keep: list[Path]) -> Visit:
+        """Trains some clients and scores their local models at once, so that none has to be kept."""
+        clock = [time.perf_counter()]
+        trained = self.train(clients, round, kept, keep)
+        clock.append(time.perf_counter())
+        answers = self.local_logits(clients)
+        clock.append(time.perf_counter())
+        self.trained.clear()
+        return Visit(trained, answers, clock[1] - clock[0], clock[2] - clock[1])
 
     def train(
         self, clients: list[int], round: int, kept: list[Path | None], keep: list[Path]
@@ -61,7 +92,8 @@ class Worker:
         A client's own state is read and written here, so that it never passes through the server's process:
         `kept` is where it is, None before a client's first round, `keep` where it will be.
         """
-        owns = [self.initial_own if path is None else tree.load(path) for path in kept]
+        first = (self.initial_own[self.site.rider(client)] for client in clients)
+        owns = [own if path is None else tree.load(path) for own, path in zip(first, kept, strict=True)]
         done = []
         for update, path in zip(self._fitting(clients, round, owns), keep, strict=True):
             try:
@@ -85,7 +117,7 @@ class Worker:
 
     def _train(self, clients: list[int], round: int, owns: list[Tree]) -> list[Update]:
         task, own = self.site.task(clients, round), to(stack(owns), self.device)
-        shared = spread(self.shared, len(clients))
+        shared = self._received(clients)
         with rng.drawing(task.streams[0].seed("the model's own")):  # dropout and the like
             update = client_round(self.site.method, task, shared, own)
         self.trained.append((clients, task, update))
@@ -99,7 +131,7 @@ class Worker:
         found: dict[int, tuple[Tensor, Tensor | None]] = {}
         for group, task, update in self.trained:
             if group[0] in clients:
-                shared, method = spread(self.shared, len(group)), self.site.method
+                shared, method = self._received(group), self.site.method
                 with rng.drawing(task.streams[0].seed("scoring")):
                     models = method.local_model(task, shared, update), method.untuned_model(task, update)
                 after, before = (None if m is None else self._local_test(group, m) for m in models)
@@ -109,7 +141,7 @@ class Worker:
         return [found[client] for client in clients]
 
     def _local_test(self, clients: list[int], theta: Tree) -> list[Tensor]:
-        parts = [self.site.test_index[client] for client in clients]
+        parts = [self.site.test_part(client) for client in clients]
         if not any(map(len, parts)):
             return [torch.empty(0, self.site.classes)] * len(parts)
         images = self.site.train_x.new_zeros(len(parts), max(map(len, parts)), *self.site.train_x.shape[1:])
@@ -118,14 +150,14 @@ class Worker:
         found = logits(self.site.model, theta, images)
         return [found[lane, : len(part)] for lane, part in enumerate(parts)]
 
-    def global_logits(self, start: int) -> Tensor:
-        """The global model on JOB images of G: [JOB, C]."""
-        return logits(self.site.model, self.scored, self.site.test_x[None, start : start + JOB])[0]
+    def global_logits(self, start: int, end: int, rider: int = 0) -> Tensor:
+        """A run's global model on images of G: [end - start, C]."""
+        return logits(self.site.model, self.scored[rider], self.site.test_x[None, start:end])[0]
 
-    def global_on_local_logits(self, start: int) -> Tensor:
-        """The global model on JOB images of the scored clients' local test parts, one after another."""
-        images = self.site.train_x[self.local_test[start : start + JOB]]
-        return logits(self.site.model, self.scored, images[None])[0]
+    def global_on_local_logits(self, start: int, end: int, rider: int = 0) -> Tensor:
+        """A run's global model on images of the scored clients' local test parts, one after another."""
+        images = self.site.train_x[self.local_test[start:end]]
+        return logits(self.site.model, self.scored[rider], images[None])[0]
 
 
 @torch.no_grad()
@@ -136,7 +168,7 @@ def logits(model: Lanes, theta: Tree, images: Tensor) -> Tensor:
         raise RunError(
             f"the model to be scored lacks {', '.join(sorted(missing)[:3])}: see the method's scoring"
         )
-    parts = [model(theta, pixels(part), train=False).logits for part in images.split(CHUNK, dim=1)]
+    parts = [model(theta, pixels(part), train=False).logits for part in images.split(chunk(images), dim=1)]
     return torch.cat(parts, 1).cpu()
 
 
@@ -167,8 +199,12 @@ class Done(NamedTuple):
 class Executor(Protocol):
     """Where calls are carried out."""
 
+    job: int
+    """images in one call that scores the global model"""
+
     def plan(self, clients: Sequence[int]) -> list[list[int]]: ...
     def broadcast(self, name: str, *args: Any) -> None: ...
+    def each(self, calls: Sequence[Call]) -> Iterator[tuple[int, Done]]: ...
     def run(self, calls: Sequence[Call]) -> list[Done]: ...
     def close(self) -> None: ...
 
@@ -190,16 +226,20 @@ def settle() -> None:
 
 
 class Here:
-    """Runs everything in this process, up to `most` clients side by side."""
+    """Runs everything in this process, up to `most` clients side by side.
 
-    def __init__(self, site: Site, device: str = "cpu", most: int = 1) -> None:
+    None: one on a CPU, where a core is quickest with one model; elsewhere as many as fit into memory.
+    """
+
+    def __init__(self, site: Site, device: str = "cpu", most: int | None = None) -> None:
         settle()
         self.site = site
         if device != "cpu":  # float32 means float32 there too, unless asked otherwise
             exact = site.experiment.precision != "tf32"
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not exact
         self.worker = Worker(site.to(device), device)
-        self.most = most
+        self.most = most or (1 if device == "cpu" else memory.lanes_that_fit(self.worker.site, device))
+        self.job = JOB if device == "cpu" else sys.maxsize
 
     def plan(self, clients: Sequence[int]) -> list[list[int]]:
         """Which clients train together: those of similar size, so that short ones wait for nothing.
@@ -208,16 +248,21 @@ class Here:
         """
         alone = bool(self.site.model.batch_norm) or self.site.model.random
         most = 1 if alone else self.most
-        order = list(clients) if most == 1 else sorted(clients, key=lambda k: -len(self.site.train_index[k]))
+        order = list(clients) if most == 1 else sorted(clients, key=lambda k: -len(self.site.train_part(k)))
         return [order[at : at + most] for at in range(0, len(order), most)]
 
     def broadcast(self, name: str, *args: Any) -> None:
         getattr(self.worker, name)(*args)
 
+    def each(self, calls: Sequence[Call]) -> Iterator[tuple[int, Done]]:
+        """Which call is done, and its result, as they come."""
+        for at, call in enumerate(calls):
+            value, seconds = timed(self.worker, call.name, call.args)
+            yield at, Done(value, 0, seconds)
+
     def run(self, calls: Sequence[Call]) -> list[Done]:
         """The results in the order of the calls."""
-        done = (timed(self.worker, call.name, call.args) for call in calls)
-        return [Done(value, 0, seconds) for value, seconds in done]
+        return [done for _, done in self.each(calls)]
 
     def close(self) -> None:
         pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -26,6 +26,41 @@ def out(given: Path | None, name: str) -> Iterator[Path]:
             with suppress(OSError):  # not empty
                 folder.rmdir()
                 folder.parent.rmdir()
+
+
+def runs(paths: Iterable[Path], skip: Callable[[Path], None] = lambda path: None) -> list[Path]:
+    """The folders of runs (those with a run.json) at or below `paths`, at any depth, each once, sorted.
+
+    A path that is no folder is returned as it is, so that whoever reads it says what is wrong with it;
+    `skip` is told of folders that hold no run. Raises InputError if there is none at all.
+    """
+    found: dict[str, Path] = {}
+    empty: list[Path] = []
+    for path in paths:
+        inside = _runs_below(path) if os.path.isdir(path) else [path]
+        if not inside:
+            empty.append(path)
+        for folder in inside:
+            found.setdefault(os.path.realpath(folder), folder)
+    if not found:
+        raise InputError(f"{empty[0]}: holds no run (no run.json); is this the folder of a run?")
+    for path in empty:
+        skip(path)
+    return list(found.values())
+
+
+def _runs_below(top: Path) -> list[Path]:
+    found: list[Path] = []
+    seen: set[str] = set()  # a link may lead back
+    for place, inside, files in os.walk(top, followlinks=True):
+        real = os.path.realpath(place)
+        if "run.json" in files:
+            found.append(Path(place))
+        if "run.json" in files or real in seen:
+            inside.clear()
+        seen.add(real)
+        inside.sort()
+    return found
 
 
 def unique(parent: Path, name: str) -> Path:

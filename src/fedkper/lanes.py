@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
 import torch
@@ -45,6 +46,7 @@ class Lanes:
         self.names = frozenset(module.state_dict())
         self.batch_norm = tuple(m for m in module.modules() if isinstance(m, _BATCH_NORM))
         self.random = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in module.modules())
+        self._initial: Tree = {}
         self._seen: list[Tensor] = []
         for name, part in module.named_modules():
             if name and self.in_head(name) and not list(part.children()):
@@ -57,8 +59,14 @@ class Lanes:
         return bool(self._head) and f"{name}.".startswith(self._head)
 
     def init(self) -> Tree:
-        """The module's parameters and buffers as a tree of one lane."""
-        return {k: v.detach().clone()[None] for k, v in self.module.state_dict().items()}
+        """The initial parameters and buffers: one lane, the module's; or those given to `starting`."""
+        return self._initial or {k: v.detach().clone()[None] for k, v in self.module.state_dict().items()}
+
+    def starting(self, initial: Tree) -> Lanes:
+        """The same model for lanes of runs that began with other parameters: `initial` [L, ...]."""
+        twin = copy.copy(self)
+        twin._initial = initial
+        return twin
 
     def split(self, tree: Tree) -> tuple[Tree, Tree]:
         """Body and head. Raises InputError with the parameters' names if one of them would be empty."""

@@ -9,9 +9,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from fedkper.descent import SGD
 from fedkper.lanes import Lanes
 from fedkper.losses import Batch, ce
-from fedkper.task import SGD, Task
+from fedkper.task import Task
 from fedkper.tree import Tree, finite, nbytes, rest, weighted_mean
 
 # A site with more patients than this is taken for a faulty or a hostile message.
@@ -79,6 +80,10 @@ class Method:
 
     def untuned_model(self, task: Task, update: Update) -> Tree | None:
         """A method whose local model is tuned for scoring also has the one before."""
+        return None
+
+    def personal_model(self, model: Lanes, shared: Tree, own: Tree) -> Tree | None:
+        """A site's own model between rounds, from what server and site keep; None if it keeps none."""
         return None
 
     def sgd(self, task: Task) -> SGD:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from fedkper.averages import Curve, Number, Row, defined, mean, mean_curve, over_seeds, std
 from fedkper.errors import InputError
@@ -17,6 +19,8 @@ from fedkper.forgetting import Consistency, backward_transfer, consistency, tran
 
 ONE_PER_RUN = "one number per run, so there is no deviation over rounds"
 NO_LOCAL = "no sampled client has a local test set"
+# Of the global model on the global test set, beside its accuracy (scores.py).
+SCORES = ("global_balanced_acc", "global_f1", "global_auc", "global_ece")
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,8 @@ class Curves:
     """[T] {client: accuracy of its own model after training, on its local test set, or None}"""
     local_n: Mapping[int, int]
     """{client: number of local test samples}"""
+    scores: Mapping[str, Row] = field(default_factory=dict)
+    """{one of SCORES: [T]}, empty where not recorded"""
 
     def __post_init__(self) -> None:
         lengths = {len(self.global_acc), len(self.sampled), len(self.global_on_local), len(self.local_acc)}
@@ -162,8 +168,9 @@ def summarise(run: Curves) -> dict[str, Any]:
 
     Each of the seven metrics of the paper's Table 1 has "mean" and "std_rounds" (population, over the rounds
     of this run), a null with "reason" or "std_rounds_reason". "variants" holds the other readings as
-    {"value", "reason"}, "counts" what went in: rounds, distinct clients, and per metric the number of rounds
-    or windows used.
+    {"value", "reason"}, "scores" the other measures of the global model, also after the last round ("final"),
+    "spread" how far the clients lie apart, "counts" what went in: rounds, distinct clients, and per metric
+    the number of rounds or windows used.
     """
     m = _measure(run)
     out: dict[str, Any] = {
@@ -171,6 +178,8 @@ def summarise(run: Curves) -> dict[str, Any]:
         for name, number in m.metrics.items()
     }
     out["variants"] = {name: _entry(value=number) for name, number in m.variants.items()}
+    out["scores"] = {name: _score(run.scores.get(name, ())) for name in SCORES}
+    out["spread"] = {name: _spread(values) for name, values in by_client(run).items()}
     out["counts"] = {
         "rounds": len(run.global_acc),
         "clients_sampled": len({k for s in run.sampled for k in s}),
@@ -179,6 +188,38 @@ def summarise(run: Curves) -> dict[str, Any]:
         "values": {name: number.used for name, number in (m.metrics | m.variants).items()},
     }
     return out
+
+
+def by_client(run: Curves) -> dict[str, dict[int, float]]:
+    """What each client has in the end: its own model at its last visit, and the last global model.
+
+    {"local_acc": {client: accuracy}, "global_on_local_acc": {client: accuracy}} on the clients' own test
+    parts, without those that have none or were never scored.
+    """
+    local: dict[int, float] = {}
+    for row in run.local_acc:
+        local |= {k: v for k, value in row.items() for v in defined((value,))}
+    last = run.global_on_local[-1] if run.global_on_local else ()
+    on_local = {k: v for k, value in enumerate(last) for v in defined((value,))}
+    return {"local_acc": dict(sorted(local.items())), "global_on_local_acc": on_local}
+
+
+def _spread(values: Mapping[int, float]) -> dict[str, Any]:
+    """Mean, population deviation, 10th percentile (linear between ranks) and minimum over clients."""
+    reason = "no client has a value"
+    v = list(values.values())
+    tenth = Number(float(np.quantile(v, 0.1))) if v else Number(None, reason)
+    lowest = Number(min(v)) if v else Number(None, reason)
+    out = _entry(mean=mean(v, reason)) | _entry(std_clients=std(v, reason=reason))
+    return out | _entry(percentile10=tenth) | _entry(worst=lowest) | {"clients": len(v)}
+
+
+def _score(values: Row) -> dict[str, Any]:
+    reason = "not recorded, or undefined in every round"
+    last = mean(values[-1:], "not recorded, or undefined in the last round")
+    return (
+        _entry(mean=mean(values, reason)) | _entry(std_rounds=std(values, reason=reason)) | _entry(final=last)
+    )
 
 
 def over_runs(runs: Sequence[Curves]) -> dict[str, Any]:
@@ -199,6 +240,10 @@ def over_runs(runs: Sequence[Curves]) -> dict[str, Any]:
         rounds = _over_rounds(mean_curve(curves) if curves else None)
         out[name] = _seeds([m.metrics[name] for m in measured]) | _entry(std_rounds=rounds)
     out["variants"] = {name: _seeds([m.variants[name] for m in measured]) for name in measured[0].variants}
+    out["scores"] = {
+        name: _seeds([mean(run.scores.get(name, ()), "not recorded, or undefined") for run in runs])
+        for name in SCORES
+    }
     out["counts"] = {"runs": len(runs), "rounds": lengths[0]}
     return out
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
-from fedkper import record, run
+from fedkper import record, run, track
 from fedkper.errors import InputError
 from fedkper.experiment import Experiment, from_file, preset, read_file
 from fedkper.ranges import Range, convert, kind_of, near
@@ -37,6 +37,12 @@ class Options(Experiment):
     """processes that train; results do not depend on it"""
     device: str = "cpu"
     """cpu, cuda or cuda:N"""
+    lanes: Annotated[
+        int | None,
+        Range(1, 100_000),
+        tyro.conf.arg(metavar="INT", help_behavior_hint="(default: as many as fit)"),
+    ] = None
+    """clients that train side by side in one process, for an accelerator; on a CPU one is quickest"""
     partition_file: OptionalPath = None
     """a stored partition (fedkper data split) instead of drawing one; must fit the options"""
     out: OptionalPath = None
@@ -45,6 +51,8 @@ class Options(Experiment):
     """paper-blood, paper-organc or paper-organs: the paper's setting; options beside it win"""
     config: OptionalPath = None
     """a run.json, to repeat that run, or a JSON file with some options; options beside it win"""
+    track: OptionalPath = None
+    """folder in which TensorBoard finds the curves while the run goes on; changes no number"""
 
     def experiment(self) -> Experiment:
         """The experiment. Raises InputError for an option that would have no effect in it."""
@@ -54,7 +62,8 @@ class Options(Experiment):
         return experiment
 
     def execution(self) -> Execution:
-        return Execution(self.data, self.workers, self.device)
+        board = None if self.track is None else track.checked(self.track)
+        return Execution(self.data, self.workers, self.device, self.lanes, board)
 
 
 def refuse_idle(e: Experiment) -> None:
@@ -136,11 +145,12 @@ def _take_positional(
 ) -> None:
     if not names:
         raise InputError(f"{prog}: '{word}' is not expected here; options start with --")
-    _, many = kind_of(hints[names[0]])
-    if names[0] in values and not many:
+    name = next((n for n in names if n not in values), names[-1])
+    _, many = kind_of(hints[name])
+    if name in values and not many:
         raise InputError(f"{prog}: '{word}' is one too many")
-    value = _one(word, hints[names[0]], f"{prog}: {names[0].upper()}")
-    values[names[0]] = (*values.get(names[0], ()), value) if many else value
+    value = _one(word, hints[name], f"{prog}: {name.upper()}")
+    values[name] = (*values.get(name, ()), value) if many else value
 
 
 def methods_in(config: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ STYLES = ("-", "--", ":", "-.")
 SMOOTHED, WINDOW = 40, 9
 
 
-def _running_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def running_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Centred mean over WINDOW rounds, of those that exist; undefined values are left out."""
     half = WINDOW // 2
     parts = (values[max(0, t - half) : t + half + 1] for t in range(len(values)))
@@ -53,7 +53,7 @@ def curves(runs: Mapping[str, Curves], path: Path, title: str) -> None:
                 ax.plot(rounds, values, marker=".", linewidth=1.6, label=name, **style)
             else:
                 ax.plot(rounds, values, linewidth=0.8, alpha=0.35, **style)
-                ax.plot(rounds, _running_mean(values), linewidth=2, label=name, **style)
+                ax.plot(rounds, running_mean(values), linewidth=2, label=name, **style)
         ax.set_xlabel("round")
         ax.set_ylabel(label)
         ax.set_title(heading, fontsize=10, loc="left")

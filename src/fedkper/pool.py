@@ -18,7 +18,7 @@ import torch.multiprocessing  # registers how tensors in shared memory travel
 from torch import Tensor
 
 from fedkper.errors import RunError
-from fedkper.execute import Call, Done, Worker, settle, timed
+from fedkper.execute import JOB, Call, Done, Worker, settle, timed
 from fedkper.experiment import Experiment
 from fedkper.site import Site
 
@@ -29,6 +29,7 @@ class Pool:
     def __init__(self, site: Site, size: int) -> None:
         settle()  # the server's own sums must not depend on the number of cores either
         self.size = size
+        self.job = JOB
         self.pipes: list[Connection] = []
         self.processes: list[BaseProcess] = []
         try:
@@ -45,7 +46,7 @@ class Pool:
 
     def _start(self, site: Site) -> None:
         context = mp.get_context("spawn")
-        with _importable_main(), _interrupts_later():
+        with importable_main(), interrupts_later():
             for _ in range(self.size):
                 ours, theirs = context.Pipe()
                 self.pipes.append(ours)
@@ -76,9 +77,13 @@ class Pool:
 
     def run(self, calls: Sequence[Call]) -> list[Done]:
         """The results in the order of the calls."""
+        done = dict(self.each(calls))
+        return [done[at] for at in range(len(calls))]
+
+    def each(self, calls: Sequence[Call]) -> Iterator[tuple[int, Done]]:
+        """Which call is done, and its result, as they come."""
         free = deque(i for i, c in enumerate(calls) if c.worker is None)
         bound = {w: deque(i for i, c in enumerate(calls) if c.worker == w) for w in range(self.size)}
-        results: dict[int, Done] = {}
         busy: dict[int, int] = {}
 
         def feed(worker: int) -> None:
@@ -93,9 +98,9 @@ class Pool:
             for pipe in wait([self.pipes[w] for w in busy]):
                 worker = self.pipes.index(pipe)  # type: ignore[arg-type]
                 value, seconds = self._receive(worker)
-                results[busy.pop(worker)] = Done(value, worker, seconds)
+                at = busy.pop(worker)
                 feed(worker)
-        return [results[i] for i in range(len(calls))]
+                yield at, Done(value, worker, seconds)
 
     def _send(self, worker: int, message: Any) -> None:
         self._send_bytes(worker, _pack(message))
@@ -133,7 +138,7 @@ class Pool:
             process.join()
 
 
-class _importable_main:
+class importable_main:
     """A worker must not run the program that started it: hides __main__'s file while workers start."""
 
     def __enter__(self) -> None:
@@ -147,7 +152,7 @@ class _importable_main:
 
 
 @contextmanager
-def _interrupts_later() -> Iterator[None]:
+def interrupts_later() -> Iterator[None]:
     """Ctrl-C reaches this process when the block ends; a worker started in it takes it for ignored."""
     if not hasattr(signal, "pthread_sigmask"):  # not a POSIX system
         yield

@@ -4,6 +4,8 @@ run.json         what was run: the experiment, versions, hashes of data and part
 partition.json   who holds which samples
 rounds.csv       a line a round, written when the round ends
 clients.csv      a line per client and round
+confusion.csv    who was taken for what: counts by true class and answer, zeros left out
+calibration.csv  how sure the global model was, and how often right
 events.jsonl     rejected updates, fall-backs, resumptions
 checkpoint/      the last two rounds' state: safetensors and JSON, each replaced atomically
 summary.json     the columns of the paper's Table 1
@@ -18,11 +20,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from fedkper import checkpoint, folders, tree
 from fedkper.errors import InputError, RunError
-from fedkper.metrics import Curves
+from fedkper.metrics import SCORES, Curves
+from fedkper.scores import BINS, Bin, Counts
 from fedkper.tree import Tree
 
 ROUND_COLUMNS = (
@@ -32,6 +37,10 @@ ROUND_COLUMNS = (
     "local_acc",
     "local_acc_over_samples",
     "worst_client_acc",
+    "global_balanced_acc",
+    "global_f1",
+    "global_auc",
+    "global_ece",
     "train_seconds",
     "merge_seconds",
     "eval_seconds",
@@ -46,17 +55,41 @@ CLIENT_COLUMNS = (
     "test_samples",
     "weight",
     "local_acc",
+    "local_auc",
     "untuned_acc",
     "global_on_local_acc",
+    "global_on_local_auc",
 )
+CONFUSION_COLUMNS = ("round", "model", "client", "true", "predicted", "count")
+CALIBRATION_COLUMNS = ("round", "bin", "count", "confidence", "accuracy")
+TABLES = {
+    "rounds.csv": ROUND_COLUMNS,
+    "clients.csv": CLIENT_COLUMNS,
+    "confusion.csv": CONFUSION_COLUMNS,
+    "calibration.csv": CALIBRATION_COLUMNS,
+}
+MODELS = ("global", "local", "global_on_local")
 # The largest number in each column of whole numbers, and the columns that are read.
 _WHOLE = {"round": 1_000_000, "sampled": 1, "test_samples": 10**9}
+_WHOLE |= {"true": 10**6, "predicted": 10**6, "count": 10**9, "bin": BINS - 1}
+_SHARES = ("_acc", "_auc", "_f1", "_ece", "confidence", "accuracy")
 _NEEDED = {
     "rounds.csv": {"round", "global_acc"},
     "clients.csv": {"round", "client", "sampled", "test_samples", "local_acc", "global_on_local_acc"},
+    "confusion.csv": set(CONFUSION_COLUMNS),
+    "calibration.csv": set(CALIBRATION_COLUMNS),
 }
 # What a start that was cut short before run.json leaves behind.
-_BEGUN = {".lock", "checkpoint", "rounds.csv", "clients.csv", "partition.json"}
+_BEGUN = {".lock", "checkpoint", "partition.json", *TABLES}
+
+
+class Details(NamedTuple):
+    """What one of MODELS said in a round, on G or on a client's local test part."""
+
+    model: str
+    client: int | None
+    confusion: Counts
+    """[C, C + 1], see scores.Answers.confusion"""
 
 
 class Record:
@@ -78,8 +111,8 @@ class Record:
             refuse_used(folder)  # again: another process may have finished a run here meanwhile
             with record._writing(folder):
                 record.checkpoints.mkdir(exist_ok=True)
-            record._table("rounds.csv", ROUND_COLUMNS, [])
-            record._table("clients.csv", CLIENT_COLUMNS, [])
+            for name, columns in TABLES.items():
+                record._table(name, columns, [])
             record._sweep()
         except BaseException:
             record.close()
@@ -122,13 +155,22 @@ class Record:
         self._add("clients.csv", CLIENT_COLUMNS, clients)
         self._add("rounds.csv", ROUND_COLUMNS, [round])
 
-    def save(self, round: int, shared: Tree, own: dict[int, str], visits: dict[int, int]) -> None:
+    def details(self, round: int, details: Iterable[Details], bins: Iterable[Bin]) -> None:
+        """Who was taken for what, and how sure the global model was; before `append` of the same round."""
+        self._add("confusion.csv", CONFUSION_COLUMNS, _confusion_rows(round, details))
+        rows = (dict(zip(CALIBRATION_COLUMNS, (round, *found), strict=True)) for found in bins)
+        self._add("calibration.csv", CALIBRATION_COLUMNS, rows)
+
+    def save(
+        self, round: int, shared: Tree, differing: Tree, own: dict[int, str], visits: dict[int, int]
+    ) -> None:
         """The state after `round`; the JSON file comes last and makes it valid. The one before is kept.
 
-        `own`: checksums of what this round's clients keep; `visits`: the round of every client's state.
+        `differing`: leaves in which the model scored as "global" differs from `shared`; `own`: checksums of
+        what this round's clients keep; `visits`: the round of every client's state.
         """
         with self._writing(self.checkpoints):
-            checkpoint.save(self.checkpoints, round, shared, own, visits)
+            checkpoint.save(self.checkpoints, round, shared, differing, own, visits)
 
     def restore(self) -> checkpoint.Restored:
         """The newest valid state: rounds done, shared, visits, and a notice if the newest was damaged.
@@ -136,7 +178,7 @@ class Record:
         Lines of rounds after it are dropped. Raises InputError if no state is valid.
         """
         done, shared, visits, notice = checkpoint.restore(self.checkpoints)
-        if not done and len(_rows(self.folder / "rounds.csv")) > 1:
+        if not done and len(read_rows(self.folder / "rounds.csv")) > 1:
             raise InputError(f"{self.checkpoints}: no checkpoint is there: start a new run")
         self._cut(done)
         return done, shared, visits, notice
@@ -150,9 +192,10 @@ class Record:
 
     def _cut(self, round: int) -> None:
         """Drops the lines of rounds after `round`, and whatever a kill left half-written."""
-        for name, columns in (("rounds.csv", ROUND_COLUMNS), ("clients.csv", CLIENT_COLUMNS)):
-            kept = [row for row in _rows(self.folder / name) if int(row["round"]) <= round]
-            if list(dict.fromkeys(int(row["round"]) for row in kept)) != list(range(1, round + 1)):
+        for name, columns in TABLES.items():
+            kept = [row for row in read_rows(self.folder / name) if int(row["round"]) <= round]
+            there = list(dict.fromkeys(int(row["round"]) for row in kept))
+            if name in ("rounds.csv", "clients.csv") and there != list(range(1, round + 1)):
                 raise InputError(f"{self.folder / name}: damaged, not every round from 1 to {round} is in it")
             if kept and kept[0].keys() != set(columns):
                 raise InputError(f"{self.folder / name}: has other columns than this version writes")
@@ -225,8 +268,8 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 def read_curves(folder: Path) -> Curves:
     """The raw curves of a run, from its two tables. Raises InputError if one is missing or damaged."""
-    rounds = _rows(folder / "rounds.csv")
-    clients = _rows(folder / "clients.csv")
+    rounds = read_rows(folder / "rounds.csv")
+    clients = read_rows(folder / "clients.csv")
     count = 1 + max((int(row["client"]) for row in clients), default=-1)
     on_local: list[list[float | None]] = [[None] * count for _ in rounds]
     sampled: list[list[int]] = [[] for _ in rounds]
@@ -241,10 +284,53 @@ def read_curves(folder: Path) -> Curves:
         if row["sampled"] == "1":
             sampled[at].append(client)
             local[at][client] = _number(row["local_acc"])
-    return Curves([_number(r["global_acc"]) for r in rounds], sampled, on_local, local, sizes)
+    scores = {name: [_number(row.get(name, "")) for row in rounds] for name in SCORES}
+    return Curves([_number(r["global_acc"]) for r in rounds], sampled, on_local, local, sizes, scores)
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def read_confusion(folder: Path) -> dict[tuple[int, str, int | None], Counts]:
+    """By round, one of MODELS and client (None for G): samples by true class and answer [C, C + 1].
+
+    Empty for a run of a version that did not record it. Raises InputError if the table is damaged.
+    """
+    if not os.path.exists(folder / "confusion.csv"):
+        return {}
+    data = read_json(folder, "run.json").get("data")
+    names = data.get("classes") if isinstance(data, dict) else None
+    classes = len(names) if isinstance(names, list) else 0
+    found: dict[tuple[int, str, int | None], Counts] = {}
+    for row in read_rows(folder / "confusion.csv"):
+        client = int(row["client"]) if row["client"] else None
+        said = int(row["predicted"]) if row["predicted"] else classes
+        if int(row["true"]) >= classes or said > classes:
+            raise InputError(f"{folder / 'confusion.csv'}: damaged, run.json names {classes} classes only")
+        key = int(row["round"]), row["model"], client
+        table = found.setdefault(key, np.zeros((classes, classes + 1), np.int64))
+        table[int(row["true"]), said] = int(row["count"])
+    return found
+
+
+def read_calibration(folder: Path) -> dict[int, list[Bin]]:
+    """By round, the bins of the global model's highest probability on G; empty where not recorded."""
+    if not os.path.exists(folder / "calibration.csv"):
+        return {}
+    found: dict[int, list[Bin]] = {}
+    for row in read_rows(folder / "calibration.csv"):
+        filled = Bin(int(row["bin"]), int(row["count"]), float(row["confidence"]), float(row["accuracy"]))
+        found.setdefault(int(row["round"]), []).append(filled)
+    return found
+
+
+def _confusion_rows(round: int, details: Iterable[Details]) -> Iterator[dict[str, Any]]:
+    for model, client, confusion in details:
+        classes = len(confusion)
+        for true, said in zip(*confusion.nonzero(), strict=True):
+            answer = None if said == classes else said
+            cells = (round, model, client, true, answer, confusion[true, said])
+            yield dict(zip(CONFUSION_COLUMNS, cells, strict=True))
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
     """Complete lines of a table; a last line that a kill cut short is left out.
 
     Raises InputError that names the line if a cell that is read holds anything that no run writes.
@@ -264,7 +350,10 @@ def _rows(path: Path) -> list[dict[str, str]]:
     rows = []
     for number, line in enumerate(lines, 2):
         row = dict(zip(header, line, strict=False))
-        odd = next((name for name, cell in row.items() if not _fits(name, cell, whole)), "")
+        blank = {"client", "predicted"} if path.name == "confusion.csv" else set()
+        odd = next(
+            (n for n, cell in row.items() if not (n in blank and not cell) and not _fits(n, cell, whole)), ""
+        )
         if len(line) != len(header):
             raise InputError(f"{path}: damaged in line {number}, which has {len(line)} cells")
         if not odd and path.name == "rounds.csv" and int(row["round"]) != number - 1:
@@ -279,7 +368,9 @@ def _fits(name: str, cell: str, whole: dict[str, int]) -> bool:
     """Whether a cell may stand in its column."""
     if name in whole:
         return cell.isdecimal() and len(cell) <= 10 and (name == "round") <= int(cell) <= whole[name]
-    if not name.endswith("_acc"):
+    if name == "model":
+        return cell in MODELS
+    if not name.endswith(_SHARES):
         return True
     try:
         return not cell or 0 <= float(cell) <= 1

@@ -8,7 +8,8 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -28,8 +29,9 @@ from fedkper.lanes import Lanes
 from fedkper.methods import parse as parse_method
 from fedkper.record import Record, read_json, refuse_used
 from fedkper.sample import clients_per_round
-from fedkper.simulate import OnRound, simulate
+from fedkper.simulate import Member, OnRound, simulate_together
 from fedkper.site import Site, site_of
+from fedkper.track import tracked
 
 # More processes than clients a round still share the scoring; more than this wait for each other.
 FEW = 8
@@ -46,6 +48,10 @@ class Execution:
     """processes that train; one a core if not given, but no more than a round has work for"""
     device: str = "cpu"
     """cpu, cuda or cuda:N"""
+    lanes: int | None = None
+    """clients that train side by side; if not given one on a CPU, elsewhere as many as fit into memory"""
+    track: Path | None = None
+    """folder for TensorBoard, if curves are to be written there"""
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,15 @@ def partitioning(e: Experiment) -> Partitioning:
     )
 
 
+@dataclass(frozen=True)
+class Request:
+    """A run to be started in `folder`, or to go on where the folder holds it."""
+
+    experiment: Experiment
+    folder: Path
+    watch: Watch = QUIET
+
+
 def start(
     experiment: Experiment,
     folder: Path,
@@ -116,8 +131,38 @@ def start(
 ) -> dict[str, Any]:
     """A new run in `folder`, which must be new or empty. Returns the summary.
 
-    `dataset`: the data, where they are loaded already.
+    `stored`: a partition file to take; `dataset`: the data, where they are loaded already.
     """
+    with _starting(Request(experiment, folder, watch), execution, stored, dataset) as member:
+        return _simulate([member], execution)[0]
+
+
+def together(
+    execution: Execution, stored: Path | None, dataset: Dataset, requests: Sequence[Request]
+) -> list[dict[str, Any]]:
+    """Runs that differ in their seed only, started or resumed, and carried out together."""
+    with ExitStack() as stack:
+        members = []
+        for request in requests:
+            if os.path.isfile(request.folder / "run.json"):
+                member = stack.enter_context(_resuming(request, execution, dataset))
+            else:
+                member = stack.enter_context(_starting(request, execution, stored, dataset))
+            members.append(member)
+        return _simulate(members, execution)
+
+
+def _simulate(members: Sequence[Member], execution: Execution) -> list[dict[str, Any]]:
+    count = workers(execution, members[0].site.experiment, len(members))
+    return simulate_together(members, count, execution.device, execution.lanes)
+
+
+@contextmanager
+def _starting(
+    request: Request, execution: Execution, stored: Path | None, dataset: Dataset | None
+) -> Iterator[Member]:
+    """A new run, ready for its first round; its folder is closed at the end."""
+    experiment, folder, watch = request.experiment, request.folder, request.watch
     dataset = dataset or load(experiment, execution)
     site, partition = prepare(experiment, dataset, stored)
     record = Record.create(folder)
@@ -129,7 +174,8 @@ def start(
             raise RunError(f"{folder / 'partition.json'}: cannot be written ({error.strerror})") from error
         record.write_json("run.json", description(experiment, execution, dataset, partition, site.model))
         watch.begun(experiment, dataset, 0)
-        return simulate(site, record, workers(execution, experiment), execution.device, watch.on_round)
+        with tracked(watch.on_round, execution.track, folder) as on_round:
+            yield Member(site, record, on_round)
     finally:
         record.close()
 
@@ -158,6 +204,14 @@ def resume(
     `experiment` is the stored one or that with more rounds; any other difference is refused, as are other
     data: the numbers would be those of neither run. Another device or number of workers is recorded.
     """
+    with _resuming(Request(experiment, folder, watch), execution, dataset) as member:
+        return _simulate([member], execution)[0]
+
+
+@contextmanager
+def _resuming(request: Request, execution: Execution, dataset: Dataset | None) -> Iterator[Member]:
+    """A run that is there, ready for its next round; its folder is closed at the end."""
+    experiment, folder, watch = request.experiment, request.folder, request.watch
     before, stored = stored_experiment(folder), read_json(folder, "run.json")
     _require_same(folder, experiment, before, stored)
     record = Record.open(folder)
@@ -172,14 +226,15 @@ def resume(
         dataset = dataset or load(experiment, execution, where if isinstance(where, str) else None)
         _require_data(folder, experiment, dataset, stored)
         site, _ = prepare(experiment, dataset, folder / "partition.json")
-        count = workers(execution, experiment)
         if experiment.rounds > done:
-            changes = {"rounds": experiment.rounds, "device": execution.device, "workers": count}
+            changes = {"rounds": experiment.rounds, "device": execution.device}
+            changes |= {"workers": workers(execution, experiment)}
             record.event("resumed", after_round=done, fedkper=__version__, **changes)
         if experiment != before:
             record.write_json("run.json", {**stored, "experiment": experiment.to_json()})
         watch.begun(experiment, dataset, done)
-        return simulate(site, record, count, execution.device, watch.on_round, restored=restored)
+        with tracked(watch.on_round, execution.track, folder) as on_round:
+            yield Member(site, record, on_round, restored)
     finally:
         record.close()
 
@@ -232,6 +287,8 @@ def check_device(execution: Execution) -> None:
     """Raises InputError for a device that this machine lacks: never a silent change to another."""
     if execution.workers is not None and not 1 <= execution.workers <= 1024:
         raise InputError(f"--workers {execution.workers}: must be at least 1 and at most 1024")
+    if execution.lanes is not None and not 1 <= execution.lanes <= 100_000:
+        raise InputError(f"--lanes {execution.lanes}: must be at least 1 and at most 100000")
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", execution.device):
         raise InputError(f"--device {execution.device}: must be cpu, cuda or cuda:N")
     kind, _, index = execution.device.partition(":")
@@ -245,13 +302,18 @@ def check_device(execution: Execution) -> None:
             f"--workers {execution.workers}: has no effect with --device {execution.device}, which trains in "
             "one process; leave it out"
         )
+    if (execution.lanes or 1) > 1 and (execution.workers or 1) > 1:
+        raise InputError(
+            f"--workers {execution.workers}: has no effect with --lanes {execution.lanes}, which train in "
+            "one process; leave one of them out"
+        )
 
 
-def workers(execution: Execution, experiment: Experiment) -> int:
-    """Processes that train: those asked for, else one a core as far as there is work."""
-    if execution.device != "cpu":
+def workers(execution: Execution, experiment: Experiment, runs: int = 1) -> int:
+    """Processes that train: those asked for, else one a core as far as there is work. `runs` together."""
+    if execution.device != "cpu" or (execution.lanes or 1) > 1:
         return 1
-    busy = max(FEW, clients_per_round(experiment.clients, experiment.fraction))
+    busy = max(FEW, runs * clients_per_round(experiment.clients, experiment.fraction))
     return execution.workers or min(cores(), busy)
 
 
@@ -293,6 +355,7 @@ def description(
             "folder": folder,
             "device": execution.device,
             "workers": workers(execution, experiment),
+            "lanes": execution.lanes,
         },
         "versions": {
             "fedkper": __version__,

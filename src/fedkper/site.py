@@ -1,4 +1,8 @@
-"""What every worker holds: data, partition, model, method and settings."""
+"""What every worker holds: data, partition, model, method and settings.
+
+Runs that differ in their seed only can ride together. Client k of the m-th of them is then called m K + k; of
+a run that rides alone it is k.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,14 @@ from torch import Tensor
 from fedkper import rng
 from fedkper.data.dataset import Dataset
 from fedkper.data.partition import Partition
+from fedkper.descent import SGD
 from fedkper.experiment import Experiment
 from fedkper.lanes import Lanes
 from fedkper.method import Method
 from fedkper.methods import parse
 from fedkper.sample import stream
-from fedkper.task import SGD, Task
-from fedkper.tree import to
+from fedkper.task import Task
+from fedkper.tree import Tree, stack, to
 
 
 @dataclass(frozen=True)
@@ -39,18 +44,36 @@ class Site:
     """per client, L_k"""
     scored: Sequence[int]
     """clients on whose L_k the global model is scored every round"""
+    riders: Sequence[tuple[int, Tree]] = ()
+    """seed and initial parameters of each run that rides together; empty for one that rides alone"""
+
+    def rider(self, client: int) -> int:
+        """Which of the runs a client belongs to."""
+        return client // len(self.train_index)
+
+    def train_part(self, client: int) -> Tensor:
+        """Positions of D_k in the train split."""
+        return self.train_index[client % len(self.train_index)]
+
+    def test_part(self, client: int) -> Tensor:
+        """Positions of L_k in the train split."""
+        return self.test_index[client % len(self.test_index)]
 
     def to(self, device: str) -> Site:
         """The same with its tensors on a device."""
         if device == "cpu":
             return self
-        moved = {f.name: to(getattr(self, f.name), device) for f in fields(self) if f.name != "scored"}
-        return replace(self, **moved)
+        kept = ("scored", "riders")
+        moved = {f.name: to(getattr(self, f.name), device) for f in fields(self) if f.name not in kept}
+        return replace(self, **moved, riders=[(seed, to(initial, device)) for seed, initial in self.riders])
 
     def task(self, clients: Sequence[int], round: int) -> Task:
         """The clients' train data beside each other, a lane each, padded to the largest."""
         e = self.experiment
-        parts = [self.train_index[client] for client in clients]
+        parts = [self.train_part(client) for client in clients]
+        riders = [self.riders[self.rider(client)] for client in clients] if self.riders else []
+        model = self.model.starting(stack([initial for _, initial in riders])) if riders else self.model
+        seeds = [seed for seed, _ in riders] or [e.seed] * len(clients)
         sizes = [len(part) for part in parts]
         if len(parts) == 1:
             x, y = self.train_x[parts[0]][None], self.train_y[parts[0]][None]
@@ -60,12 +83,15 @@ class Site:
             for lane, part in enumerate(parts):
                 x[lane, : len(part)], y[lane, : len(part)] = self.train_x[part], self.train_y[part]
         return Task(
-            model=self.model,
+            model=model,
             x=x,
             y=y,
             n=torch.tensor(sizes, device=y.device),
             classes=self.classes,
-            streams=[rng.Stream(e.seed, round, client) for client in clients],
+            streams=[
+                rng.Stream(seed, round, client % len(self.train_index))
+                for seed, client in zip(seeds, clients, strict=True)
+            ],
             sgd=SGD(e.lr * e.lr_decay**round, e.momentum, e.weight_decay, e.grad_clip),
             epochs=e.epochs,
             batch=e.batch,
@@ -89,6 +115,24 @@ def site_of(experiment: Experiment, dataset: Dataset, partition: Partition, mode
         test_index=[torch.from_numpy(part) for part in partition.test],
         scored=_scored(experiment, len(partition.test)),
     )
+
+
+def together(sites: Sequence[Site]) -> Site:
+    """One Site for runs that ride together: the first one's, with the others' seeds and initial models.
+
+    Raises ValueError if they differ in anything else.
+    """
+    first = sites[0]
+    for site in sites[1:]:
+        same = replace(site.experiment, seed=first.experiment.seed) == first.experiment
+        pairs = zip(
+            (*site.train_index, *site.test_index), (*first.train_index, *first.test_index), strict=True
+        )
+        if not same or site.scored != first.scored or not all(torch.equal(a, b) for a, b in pairs):
+            raise ValueError("only runs that differ in their seed alone can ride together")
+    if len(sites) == 1:
+        return first
+    return replace(first, riders=[(site.experiment.seed, site.model.init()) for site in sites])
 
 
 def _scored(experiment: Experiment, clients: int) -> list[int]:

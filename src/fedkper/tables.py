@@ -107,8 +107,8 @@ def line(text: str, style: str = "", file: Console = out) -> None:
     file.print(text, style=style, soft_wrap=True)
 
 
-def settings(e: Experiment, device: str, workers: int, done: int) -> None:
-    """What is run: every knob that has a say, in a few lines."""
+def settings(e: Experiment, seeds: Sequence[int], device: str, workers: int, done: int) -> None:
+    """What is run: every knob that has a say, in a few lines; `seeds` of the runs that go together."""
     clip = f", gradients clipped at {e.grad_clip:g}" if e.grad_clip else ""
     dealt = {
         "dirichlet": f"dirichlet alpha {e.alpha:g}",
@@ -121,7 +121,8 @@ def settings(e: Experiment, device: str, workers: int, done: int) -> None:
         f"{e.clients} clients, {e.fraction:g} a round, {e.epochs} epochs, batch {e.batch}, "
         f"lr {e.lr:g} x {e.lr_decay:g} a round, "
         f"momentum {e.momentum:g}, weight decay {e.weight_decay:g}{clip}; {dealt}, at least {e.min_size} "
-        f"samples, split {e.split}, partition seed {e.partition_seed}; sampling {e.sampling}, seed {e.seed}; "
+        f"samples, split {e.split}, partition seed {e.partition_seed}; sampling {e.sampling}, "
+        f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}; "
         f"{device}, {workers} worker{'s' if workers > 1 else ''}"
     )
     err.print(f"{text}; from round {done + 1}" if done else text, style="dim")

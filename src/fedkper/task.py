@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from fedkper import graphs
+from fedkper.descent import SGD, descent
 from fedkper.lanes import Lanes, Out
 from fedkper.losses import Batch, ce
 from fedkper.tree import Tree, across
@@ -20,6 +22,14 @@ Pull = Callable[[Tree, Tree], Tree]
 
 # Images a forward pass in evaluation: a constant, since another size rounds differently; 64 fits the caches.
 CHUNK = 64
+# On an accelerator, which is idle with few, so many pixels: 4,096 images of 28 x 28.
+CHUNK_PIXELS = 4096 * 28 * 28
+
+
+def chunk(images: Tensor) -> int:
+    """Images [L, n, ...] a forward pass of each lane in evaluation."""
+    pixels = len(images) * images[0, 0].numel()
+    return CHUNK if not images.is_cuda else max(CHUNK, CHUNK_PIXELS // max(1, pixels))
 
 
 def pixels(x: Tensor) -> Tensor:
@@ -38,15 +48,17 @@ class Randomness(Protocol):
     def orders(self, purpose: str, n: int, epochs: int) -> list[Tensor]: ...
 
 
-@dataclass(frozen=True)
-class SGD:
-    """The optimiser of every method: torch's SGD, its momentum emptied every round (specification 1.1)."""
+class Plan(NamedTuple):
+    """Every mini-batch of S steps, where the data is."""
 
-    lr: float
-    momentum: float = 0.9
-    weight_decay: float = 1e-5
-    clip: float = 0.0
-    """Largest gradient norm of a step, of each model on its own; 0 clips nothing."""
+    i: Tensor
+    """[S, L, B] int64, positions in the site's data"""
+    w: Tensor
+    """[S, L, B], 1 for a sample, 0 for padding"""
+    alive: Tensor
+    """[S, L] bool, which lanes still train"""
+    widths: list[int]
+    """[S], samples of the largest batch of a step"""
 
 
 @dataclass(frozen=True)
@@ -70,32 +82,46 @@ class Task:
     """0-based"""
     rounds: int = 1
 
-    def batches(
-        self, epochs: int, purpose: str = "batches", share: float = 1.0
-    ) -> Iterator[tuple[Batch, list[bool]]]:
-        """Shuffled mini-batches, the last of an epoch may be short; with each, which lanes still train: [L].
+    def plan(self, epochs: int, purpose: str = "batches", share: float = 1.0) -> Plan:
+        """Shuffled mini-batches, the last of an epoch may be short.
 
         Every lane goes through its own epochs without waiting for longer ones. A lane that has run out
         replays its first batch, so no method ever sees an empty one. `share`: only so much of the data, one
         batch at least, by chance and the same in every call for that purpose.
         """
-        plans = []
+        lanes = []
         for n, stream in zip(self.n.tolist(), self.streams, strict=True):
-            orders = stream.orders(purpose, n, epochs)
             used = n if share == 1 else min(n, max(self.batch, int(share * n)))
-            plans.append([part for order in orders for part in order[:used].split(self.batch)])
-        lane = torch.arange(len(plans), device=self.y.device)[:, None]
-        for step in range(max(len(plan) for plan in plans)):
-            alive = [step < len(plan) for plan in plans]
-            parts = [plan[step if on else 0] for plan, on in zip(plans, alive, strict=True)]
-            width = max(len(p) for p in parts)
-            i = torch.zeros(len(parts), width, dtype=torch.int64)
-            w = torch.zeros(len(parts), width)
-            for row, part in enumerate(parts):
-                i[row, : len(part)] = part
-                w[row, : len(part)] = 1
-            i, w = i.to(self.y.device), w.to(self.y.device)
-            yield Batch(pixels(self.x[lane, i]), self.y[lane, i], w, i), alive
+            orders = stream.orders(purpose, n, epochs)
+            lanes.append([part for order in orders for part in order[:used].split(self.batch)])
+        steps, short = max(map(len, lanes)), not self.y.is_cuda
+        i = torch.zeros(steps, len(lanes), self.batch, dtype=torch.int64)
+        w = torch.zeros(steps, len(lanes), self.batch)
+        for lane, parts in enumerate(lanes):
+            if parts:
+                sizes = torch.tensor([len(part) for part in parts])
+                filled = torch.arange(self.batch) < sizes[:, None]
+                i[: len(parts), lane][filled] = torch.cat(parts)
+                w[: len(parts), lane] = filled.float()
+                i[len(parts) :, lane], w[len(parts) :, lane] = i[0, lane], w[0, lane]
+        alive = torch.arange(steps)[:, None] < torch.tensor([len(parts) for parts in lanes])
+        # On an accelerator all steps have one shape, so that one graph of kernels serves them all.
+        widths = w.sum(2).amax(1).int().tolist() if short else [self.batch] * steps
+        device = self.y.device
+        return Plan(i.to(device), w.to(device), alive.to(device), widths)
+
+    def batches(
+        self, epochs: int, purpose: str = "batches", share: float = 1.0
+    ) -> Iterator[tuple[Batch, Tensor]]:
+        """The mini-batches of a plan; with each, which lanes still train: [L] bool."""
+        plan = self.plan(epochs, purpose, share)
+        for step, width in enumerate(plan.widths):
+            yield self.batch_of(plan.i[step, :, :width], plan.w[step, :, :width]), plan.alive[step]
+
+    def batch_of(self, i: Tensor, w: Tensor) -> Batch:
+        """The mini-batch of the samples at positions i [L, B] with weights w [L, B]."""
+        lane = torch.arange(len(i), device=i.device)[:, None]
+        return Batch(pixels(self.x[lane, i]), self.y[lane, i], w, i)
 
     def fit(
         self,
@@ -115,10 +141,9 @@ class Task:
         trained = self.model.parameters(theta)
         leaves = [v.requires_grad_() for v in trained.values()]
         sgd = sgd or self.sgd
-        optimiser = torch.optim.SGD(
-            leaves, sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay, fused=True
-        )
-        for b, alive in self.batches(self.epochs if epochs is None else epochs, purpose):
+        optimiser = descent(leaves, sgd)
+
+        def step(b: Batch, alive: Tensor) -> None:
             found = torch.autograd.grad(
                 loss(theta, b).sum(), leaves, allow_unused=True, materialize_grads=pull is not None
             )
@@ -128,23 +153,23 @@ class Task:
                     grads = pull(theta, _apart(grads))
             if sgd.clip:
                 grads = clipped(grads, sgd.clip)
-            for name, leaf in trained.items():
-                grad = grads.get(name)
-                # The fused step pairs numbers by their place in memory, so both must lie alike.
-                if grad is not None and grad.stride() != leaf.stride():
-                    grad = torch.empty_like(leaf).copy_(grad)
-                leaf.grad = grad
-            del found, grads  # so that their memory serves the next step
-            before = None if all(alive) else [leaf.detach().clone() for leaf in leaves]
-            optimiser.step()
-            if before is not None:
-                _put_back(leaves, before, alive)
+            del found  # so that its memory serves the next step
+            optimiser([grads.get(name) for name in trained], alive)
+
+        plan = self.plan(self.epochs if epochs is None else epochs, purpose)
+        if self.y.is_cuda and len(plan.widths) > graphs.WARM_UP:
+            graphs.replay(
+                lambda at: step(self.batch_of(plan.i[at][0], plan.w[at][0]), plan.alive[at][0]), plan
+            )
+        else:
+            for at, width in enumerate(plan.widths):
+                step(self.batch_of(plan.i[at, :, :width], plan.w[at, :, :width]), plan.alive[at])
         return {k: v.detach() for k, v in theta.items()}
 
     @torch.no_grad()
     def predict(self, theta: Tree) -> Out:
         """Features [L, N, D] and logits [L, N, C] of the train data, in evaluation mode."""
-        parts = [self.model(theta, pixels(x), train=False) for x in self.x.split(CHUNK, dim=1)]
+        parts = [self.model(theta, pixels(x), train=False) for x in self.x.split(chunk(self.x), dim=1)]
         return Out(torch.cat([p.features for p in parts], 1), torch.cat([p.logits for p in parts], 1))
 
     def fisher(self, theta: Tree, size: int) -> Tree:
@@ -155,9 +180,8 @@ class Task:
         count = torch.zeros(len(self.n), device=self.n.device)
         for grads, alive in self._gradients(theta, size // self.batch + 1):
             count += alive
-            all_alive = len(alive) == 1 or bool(alive.all())
             for k, g in grads.items():
-                squares[k].addcmul_(g if all_alive else across(alive, g) * g, g)
+                squares[k].addcmul_(g if len(alive) == 1 else across(alive, g) * g, g)
         return {k: s / across(count.clamp(min=1), s) for k, s in squares.items()}
 
     def fisher_trace(self, theta: Tree) -> Tensor:
@@ -177,7 +201,7 @@ class Task:
             grads = torch.autograd.grad(
                 loss, list(leaves.values()), allow_unused=True, materialize_grads=True
             )
-            yield dict(zip(leaves, grads, strict=True)), torch.tensor(alive, device=self.n.device)
+            yield dict(zip(leaves, grads, strict=True)), alive
 
     @property
     def mask(self) -> Tensor:
@@ -225,11 +249,3 @@ def _apart(grads: Tree) -> Tree:
             grads[name] = g.clone(memory_format=torch.contiguous_format)
         seen.add(grads[name].data_ptr())
     return grads
-
-
-@torch.no_grad()
-def _put_back(leaves: list[Tensor], before: list[Tensor], alive: list[bool]) -> None:
-    """Undoes a step in the lanes that have run out of data."""
-    on = torch.tensor(alive, device=leaves[0].device)
-    for leaf, old in zip(leaves, before, strict=True):
-        leaf.copy_(torch.where(across(on, leaf), leaf, old))

@@ -61,10 +61,45 @@ def to(thing: Any, device: str) -> Any:
 
 
 def stack(trees: list[Tree]) -> Tree:
-    """Trees of one lane or more beside each other: [L1, ...], [L2, ...] -> [L1 + L2, ...]."""
+    """Trees of one lane or more beside each other: [L1, ...], [L2, ...] -> [L1 + L2, ...].
+
+    Leaves that lie beside each other already, as Rows puts them, are not copied.
+    """
     if len(trees) == 1:
         return trees[0]
-    return {k: torch.cat([t[k] for t in trees]) for k in (trees[0] if trees else ())}
+    return {k: _beside([t[k] for t in trees]) for k in (trees[0] if trees else ())}
+
+
+def _beside(leaves: list[Tensor]) -> Tensor:
+    first = leaves[0]
+    memory, size = first.untyped_storage().data_ptr(), first.numel()
+    adjoining = first.is_contiguous() and all(
+        (v.shape, v.stride(), v.dtype) == (first.shape, first.stride(), first.dtype)
+        and v.untyped_storage().data_ptr() == memory
+        and v.storage_offset() == first.storage_offset() + at * size
+        for at, v in enumerate(leaves)
+    )
+    if not adjoining:
+        return torch.cat(leaves)
+    return first.as_strided((len(leaves) * len(first), *first.shape[1:]), first.stride())
+
+
+class Rows:
+    """Room for `count` trees of one lane that come one by one and will be stacked: each is copied once."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.leaves: Tree = {}
+
+    def put(self, at: int, tree: Tree) -> Tree:
+        """The tree in its row. A leaf that is not like the first tree's stays where it is."""
+        return {k: self._put(at, k, v) for k, v in tree.items()}
+
+    def _put(self, at: int, name: str, leaf: Tensor) -> Tensor:
+        if name not in self.leaves:
+            self.leaves[name] = leaf.new_empty(self.count, *leaf.shape[1:])
+        row = self.leaves[name][at : at + 1]
+        return row.copy_(leaf) if (row.shape, row.dtype) == (leaf.shape, leaf.dtype) else leaf
 
 
 def lanes(tree: Tree, index: slice | list[int] | Tensor) -> Tree:

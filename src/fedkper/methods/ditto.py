@@ -11,11 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from fedkper.descent import SGD
 from fedkper.lanes import Lanes
 from fedkper.losses import ce
 from fedkper.method import Method, Update, towards, unstable
 from fedkper.ranges import Range
-from fedkper.task import SGD, Task
+from fedkper.task import Task
 from fedkper.tree import Tree, prefix, sub
 
 
@@ -52,3 +53,6 @@ class Ditto(Method):
 
     def local_model(self, task: Task, shared: Tree, update: Update) -> Tree:
         return sub("personal", update.own)
+
+    def personal_model(self, model: Lanes, shared: Tree, own: Tree) -> Tree:
+        return sub("personal", own)

@@ -64,8 +64,7 @@ class FedALA(Method):
                 loss = ce(task.model(shared | head, b.x, train=False).logits, b)
                 grads = torch.autograd.grad(loss.sum(), list(head.values()))
                 moved = self.updated(mix, gap, dict(zip(head, grads, strict=True)))
-                on = torch.tensor(alive, device=going.device)
-                mix, last = choose(going & on, moved, mix), torch.where(on, loss.detach(), last)
+                mix, last = choose(going & alive, moved, mix), torch.where(alive, loss.detach(), last)
             losses.append(last)
             settled = len(losses) > 10 and torch.stack(losses[-10:]).std(0, correction=0) < self.threshold
             going = going & (count == 1) & ~torch.as_tensor(settled, device=going.device)
@@ -76,3 +75,6 @@ class FedALA(Method):
     def finish(self, task: Task, theta: Tree, fixed: Tree, own: Tree) -> Update:
         kept = prefix("local", rest(theta)) | fixed | seen(visits(own) + 1)
         return Update(theta, task.n.float(), kept, task.n)
+
+    def personal_model(self, model: Lanes, shared: Tree, own: Tree) -> Tree:
+        return sub("local", own)

@@ -19,12 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedkper.descent import SGD
 from fedkper.lanes import Lanes
 from fedkper.losses import Batch
 from fedkper.method import Update, seen, visits
 from fedkper.methods.fedper import FedPer
 from fedkper.ranges import Range
-from fedkper.task import SGD, Task
+from fedkper.task import Task
 from fedkper.tree import Tree, choose, prefix, rest, sub
 
 
@@ -74,6 +75,9 @@ class FedAS(FedPer):
 
     def local_model(self, task: Task, shared: Tree, update: Update) -> Tree:
         return update.shared | rest(update.own)
+
+    def personal_model(self, model: Lanes, shared: Tree, own: Tree) -> Tree:
+        return sub("previous", own) | rest(own)
 
 
 def _class_means(task: Task, features: Tensor) -> Tensor:

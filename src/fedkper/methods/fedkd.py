@@ -18,13 +18,14 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from fedkper.descent import SGD
 from fedkper.errors import InputError
 from fedkper.lanes import Lanes
 from fedkper.losses import Batch, ce, kl, mean
 from fedkper.lowrank import compressed
 from fedkper.method import Method, Update
 from fedkper.ranges import Range
-from fedkper.task import SGD, Task
+from fedkper.task import Task
 from fedkper.tree import Tree, finite, nbytes, prefix, rest, sub, weighted_mean
 
 
@@ -97,6 +98,9 @@ class FedKD(Method):
 
     def local_model(self, task: Task, shared: Tree, update: Update) -> Tree:
         return sub("teacher", update.own)
+
+    def personal_model(self, model: Lanes, shared: Tree, own: Tree) -> Tree:
+        return sub("teacher", own)
 
     def payload(self, update: Update) -> int:
         """Bytes sent: a matrix of rank r as two factors and its singular values where that is less."""

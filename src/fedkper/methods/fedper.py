@@ -42,3 +42,6 @@ class FedPer(Method):
 
     def local_model(self, task: Task, shared: Tree, update: Update) -> Tree:
         return update.shared | update.own
+
+    def personal_model(self, model: Lanes, shared: Tree, own: Tree) -> Tree:
+        return shared | own

@@ -13,10 +13,11 @@ from typing import Annotated
 
 from torch import Tensor
 
+from fedkper.descent import SGD
 from fedkper.losses import Batch
 from fedkper.method import Method, towards, unstable
 from fedkper.ranges import Range
-from fedkper.task import SGD, Task
+from fedkper.task import Task
 from fedkper.tree import Tree, prefix, sqdist, sub
 
 

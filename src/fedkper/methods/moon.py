@@ -52,3 +52,6 @@ class MOON(Method):
 
     def finish(self, task: Task, theta: Tree, fixed: Tree, own: Tree) -> Update:
         return Update(theta, task.n.float(), prefix("previous", theta) | seen(visits(own) + 1), task.n)
+
+    def personal_model(self, model: Lanes, shared: Tree, own: Tree) -> Tree:
+        return sub("previous", own)

@@ -1,0 +1,1 @@
+"""Numbers and models out of a run, and answers of a model."""

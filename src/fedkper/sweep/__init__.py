@@ -1,0 +1,1 @@
+"""Many experiments: on this machine or on a Ray cluster."""

@@ -1,0 +1,396 @@
+"""Coordinator and hospitals as processes of their own, over TLS on this machine's loopback.
+
+What takes longer than a minute has the marker `federation`: make test-federation.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkper import run
+from fedkper.flower import processes
+from fedkper.flower.settings import read_federation
+from fedkper.run import Execution
+from fedkper.tree import load
+from hospitals import changed, write_small
+from terminal import column, fedkper, strict
+
+# Bounds of waiting, far beyond what is needed, for machines under load.
+LONG = 900.0
+SECONDS = {"train_seconds", "merge_seconds", "eval_seconds", "down_bytes", "up_bytes"}
+
+
+class Proxy:
+    """Forwards connections from the sites to the coordinator, and keeps every byte."""
+
+    def __init__(self, port: int) -> None:
+        self.target = port
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.server.getsockname()[1]
+        self.seen = bytearray()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                site, _ = self.server.accept()
+            except OSError:
+                return
+            try:
+                coordinator = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:
+                site.close()
+                continue
+            threading.Thread(target=self._join, args=(site, coordinator), daemon=True).start()
+
+    def _join(self, site: socket.socket, coordinator: socket.socket) -> None:
+        """Both directions, until one end is closed."""
+        with site, coordinator:
+            back = threading.Thread(target=self._forward, args=(coordinator, site), daemon=True)
+            back.start()
+            self._forward(site, coordinator)
+            back.join()
+
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while part := source.recv(1 << 16):
+                self.seen += part
+                sink.sendall(part)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+class Network:
+    """A federation's folder, and the commands that were started on it; whatever is left is ended."""
+
+    def __init__(self, folder: Path, data: Path, sites: tuple[str, ...], *words: object) -> None:
+        self.folder, self.data, self.sites = folder, data, sites
+        self.port = processes.free_port()
+        self.proxy = Proxy(self.port)
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        model = f"{data.with_name('net.py')}:Net"
+        options: dict[object, object] = {"--rounds": 2, "--epochs": 1, "--batch": 16, "--min-size": 5}
+        options |= {"--alpha": 1, "--wait": 200, "--minimum": len(sites), "--dataset": data, "--test": data}
+        options |= {"--address": f"127.0.0.1:{self.proxy.port}", "--listen": f"127.0.0.1:{self.port}"}
+        options |= {"--model": model} | dict(zip(words[::2], words[1::2], strict=True))
+        given = [word for pair in options.items() for word in pair]
+        made = ["federation", "new", folder, "--sites", *sites, *given]
+        assert fedkper(*made) == 0
+        for site in sites:
+            path = folder / "sites" / site / "site.toml"
+            changed(path, "smallest_test = 5", "smallest_test = 1")
+
+    def start(self, name: str, *words: object, before: tuple[str, ...] = ()) -> None:
+        if name in self.running:
+            self.running[name].wait(LONG)  # the one before
+        command = [*before, sys.executable, "-m", "fedkper.cli", *(str(word) for word in words)]
+        with open(self.folder / f"{name}.out", "ab") as output:
+            self.running[name] = subprocess.Popen(
+                command, stdout=output, stderr=output, start_new_session=True
+            )
+
+    def link(self, before: tuple[str, ...] = ()) -> None:
+        self.start("link", "link", self.folder, before=before)
+
+    def site(self, name: str, before: tuple[str, ...] = ()) -> None:
+        share = f"{self.data}:{self.sites.index(name)}/{len(self.sites)}"
+        words = ["site", self.folder / "sites" / name, "--share", share, "--wait", 100]
+        self.start(name, *words, before=before)
+
+    def said(self, name: str) -> str:
+        path = self.folder / f"{name}.out"
+        return path.read_text() if path.exists() else ""
+
+    def until(self, condition: Callable[[], Any], what: str) -> None:
+        end = time.monotonic() + LONG
+        while not condition():
+            assert time.monotonic() < end, f"{what} did not come: {self.everything()}"
+            time.sleep(0.2)
+
+    def ended(self, name: str) -> int:
+        try:
+            return self.running[name].wait(LONG)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{name} does not end: {self.everything()}") from None
+
+    def everything(self) -> str:
+        return "\n".join(f"== {path.name}\n{path.read_text()}" for path in sorted(self.folder.glob("*.out")))
+
+    def children(self) -> list[int]:
+        """Processes, of Flower or of ours, that work on this folder."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                text = path.read_bytes()
+                words = (path.parent / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if str(self.folder).encode() in text + words and b"fedkper" in text + words and words:
+                found.append(int(path.parent.name))
+        return [pid for pid in found if pid != os.getpid()]
+
+    def close(self) -> None:
+        for process in self.running.values():
+            processes.stop(process)
+        for pid in self.children():
+            processes.wait_for_end(pid, 10)
+        self.proxy.server.close()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def network(data: Path, tmp_path: Path) -> Iterator[Callable[..., Network]]:
+    made: list[Network] = []
+
+    def make(sites: tuple[str, ...], *words: object) -> Network:
+        made.append(Network(tmp_path / "fed", data, sites, *words))
+        return made[-1]
+
+    yield make
+    for found in made:
+        found.close()
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return [{k: v for k, v in row.items() if k not in SECONDS} for row in csv.DictReader(file)]
+
+
+def require_simulated(net: Network, tmp_path: Path) -> None:
+    """The numbers of the network's run are those of the simulator, and the models as well."""
+    federation = read_federation(net.folder)
+    run.start(federation.experiment, tmp_path / "simulated", Execution(workers=1))
+    real, simulated = net.folder / "run", tmp_path / "simulated"
+    for name in ("rounds.csv", "clients.csv"):
+        rows, expected = table(real / name), table(simulated / name)
+        assert len(rows) == len(expected) > 0
+        for a, b in zip(rows, expected, strict=True):
+            assert {k: v == "" for k, v in a.items()} == {k: v == "" for k, v in b.items()}
+            for key in (key for key in a if a[key]):
+                assert float(a[key]) == pytest.approx(float(b[key]), abs=1e-6), (name, key)
+    last = f"checkpoint/shared-{federation.experiment.rounds:06d}.safetensors"
+    mine, theirs = load(real / last), load(simulated / last)
+    assert mine.keys() == theirs.keys()
+    for name, leaf in theirs.items():
+        assert (mine[name].dtype, mine[name].shape) == (leaf.dtype, leaf.shape)
+        assert float((mine[name].double() - leaf.double()).abs().max()) < 1e-6
+
+
+def test_fedkper_over_tls_gives_the_simulators_numbers(
+    network: Callable[..., Network], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net = network(("ams", "ber"), "--method", "fedkper")
+    net.site("ams")  # before the coordinator is there
+    net.until(lambda: "no coordinator answers" in net.said("ams"), "the site's word")
+    net.link()
+    net.site("ber")
+    assert net.ended("link") == 0, net.everything()
+    assert [net.ended(name) for name in net.sites] == [0, 0], net.everything()
+    require_simulated(net, tmp_path)
+
+    assert "fedkper" in net.said("link")
+    assert "this site's own numbers, made here" in net.said("ams")
+    for word in (b"conv1", b"norm.", b"head.", b"fc.weight", b"running_mean", b"fedkper", b"local_accuracy"):
+        assert word not in net.proxy.seen
+    assert len(net.proxy.seen) > 50_000
+    told = [net.folder / "coordinator" / name for name in ("coordinator.log", "link.log", "status.json")]
+    for path in told:
+        assert str(net.folder / "sites") not in path.read_text(), path
+        assert "tiny" not in path.read_text(), path
+    capsys.readouterr()
+    assert fedkper("federation", "status", net.folder) == 0
+    assert "finished" in capsys.readouterr().out
+    assert fedkper("summary", net.folder / "run") == 0
+    time.sleep(1)
+    assert net.children() == []
+    processes.require_free("127.0.0.1", net.port)
+
+
+# --- the long ones -------------------------------------------------------------------------------------
+
+
+def killed(pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def tree_of(process: subprocess.Popen[bytes]) -> list[int]:
+    """A process and all that it started, directly or not."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    found = [process.pid]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
+def rounds_done(net: Network) -> int:
+    path = net.folder / "run" / "rounds.csv"
+    return len(column(net.folder / "run", "rounds.csv", "round")) if path.exists() else 0
+
+
+@pytest.mark.federation
+def test_ditto_survives_the_death_of_a_site_and_of_the_coordinator(
+    network: Callable[..., Network], tmp_path: Path
+) -> None:
+    net = network(("ams", "ber"), "--method", "ditto", "--rounds", 4, "--limit", 120)
+    net.link()
+    for site in net.sites:
+        net.site(site)
+    net.until(lambda: "round 2: training" in net.said("ber"), "round 2 at ber")
+    killed(tree_of(net.running["ber"]))  # in mid-training
+    net.site("ber")
+    net.until(lambda: rounds_done(net) >= 2, "round 2")
+    net.until(lambda: "round 3: training" in net.said("ams"), "round 3 at ams")
+    killed(tree_of(net.running["link"]))
+    state = strict(net.folder / "sites/ber/state" / read_federation(net.folder).id / "own.json")
+    assert "2" in state
+    net.link()
+    assert net.ended("link") == 0, net.everything()
+    assert [net.ended(name) for name in net.sites] == [0, 0], net.everything()
+    assert column(net.folder / "run", "rounds.csv", "round") == ["1", "2", "3", "4"]
+    assert "goes on after round" in net.said("link")
+    require_simulated(net, tmp_path)
+    for index, name in enumerate(net.sites):
+        own = f"own-{index:06d}-000004.safetensors"
+        mine = load(net.folder / "sites" / name / "state" / read_federation(net.folder).id / own)
+        theirs = load(tmp_path / "simulated/checkpoint" / own)
+        assert max(float((mine[k] - theirs[k]).abs().max()) for k in theirs) < 1e-5
+
+
+@pytest.mark.federation
+def test_when_the_sites_fail_the_link_ends_and_frees_its_port(network: Callable[..., Network]) -> None:
+    net = network(("ams", "ber"), "--method", "fedavg", "--tries", 1, "--rounds", 2)
+    net.link()
+    for site in net.sites:
+        net.site(site)
+    net.until(lambda: rounds_done(net) == 1, "round 1")
+    for site in net.sites:
+        changed(net.folder / "sites" / site / "site.toml", 'methods = ["fedavg"]', 'methods = ["ditto"]')
+    assert net.ended("link") == 1, net.everything()
+    said = net.said("link")
+    assert "0 of 2 sites answered, 2 needed" in said
+    assert "ams: POLICY" in said
+    assert "ber: POLICY" in said
+    assert "Traceback" not in said
+    processes.require_free("127.0.0.1", net.port)
+    for site in net.sites:
+        changed(net.folder / "sites" / site / "site.toml", 'methods = ["ditto"]', 'methods = ["fedavg"]')
+    net.link()  # at once, on the same port
+    assert net.ended("link") == 0, net.everything()
+    assert column(net.folder / "run", "rounds.csv", "round") == ["1", "2"]
+
+
+@pytest.mark.federation
+def test_strangers_and_late_comers(network: Callable[..., Network]) -> None:
+    net = network(("ams", "ber", "cph"), "--wait", 60, "--minimum", 2)
+    stranger = net.folder / "sites/cph/key"
+    stranger.unlink()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", stranger], check=True)
+    net.link()
+    net.site("cph")  # with a key that nobody has registered
+    assert net.ended("cph") == 1, net.everything()
+    assert "it does not know its key" in net.said("cph")
+    net.site("ams")
+    assert net.ended("link") == 1, net.everything()
+    assert "needs 2 of 3 sites, 1 joined (ams) within 60 s" in net.said("link")
+    net.running["ams"].send_signal(signal.SIGTERM)
+    assert net.ended("ams") == 130
+    time.sleep(1)
+    assert net.children() == []
+
+
+@pytest.mark.federation
+def test_interrupted_it_leaves_nothing_behind_and_goes_on(network: Callable[..., Network]) -> None:
+    net = network(("ams", "ber"), "--method", "fedavg", "--rounds", 3)
+    net.link()
+    for site in net.sites:
+        net.site(site)
+    net.until(lambda: rounds_done(net) == 1, "round 1")
+    net.running["link"].send_signal(signal.SIGINT)
+    assert net.ended("link") == 130, net.everything()
+    assert "stopped" in net.said("link")
+    processes.require_free("127.0.0.1", net.port)
+    net.link()
+    assert net.ended("link") == 0, net.everything()
+    assert column(net.folder / "run", "rounds.csv", "round") == ["1", "2", "3"]
+
+
+@pytest.mark.federation
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_no_process_connects_to_anything_but_this_machine(
+    network: Callable[..., Network], tmp_path: Path
+) -> None:
+    net = network(("ams", "ber"), "--method", "fedavg", "--rounds", 1)
+    traced = {
+        name: ("strace", "-f", "-q", "--seccomp-bpf", "-e", "trace=connect", "-o", str(tmp_path / name))
+        for name in ("link", "ams")
+    }
+    net.link(before=traced["link"])
+    net.site("ams", before=traced["ams"])
+    net.site("ber")
+    assert net.ended("link") == 0, net.everything()
+    assert net.ended("ams") == 0, net.everything()
+    found = {
+        name: set(re.findall(r'inet_addr\("([^"]+)"\)|inet_pton\(AF_INET6, "([^"]+)"', path.read_text()))
+        for name, path in ((name, tmp_path / name) for name in traced)
+    }
+    assert all(found.values()), found
+    addresses = {v4 or v6 for pairs in found.values() for v4, v6 in pairs}
+    assert addresses <= {"127.0.0.1", "::1", "0.0.0.0"}, found
+
+
+WIDE = """
+from torch import nn
+
+class Wide(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.body = nn.Linear(shape[0] * shape[1] * shape[2], 1000)
+        layers = (nn.Linear(1000, 1000) for _ in range({layers}))
+        self.unused = nn.ModuleList(layers)  # sent, but not trained
+        self.head = nn.Linear(1000, classes)
+
+    def forward(self, x):
+        return self.head(self.body(x.flatten(1)).relu())
+"""
+
+
+@pytest.mark.federation
+@pytest.mark.parametrize("megabytes", [4, 64, 600])
+def test_large_models_travel(megabytes: int, network: Callable[..., Network], tmp_path: Path) -> None:
+    path = tmp_path / "wide.py"
+    path.write_text(WIDE.replace("{layers}", str(megabytes // 4)))
+    net = network(("ams", "ber"), "--method", "fedavg", "--rounds", 1, "--limit", 280)
+    for place in (net.folder, *(net.folder / "sites" / site for site in net.sites)):
+        shutil.copy(path, place / "wide.py")
+        changed(place / "federation.toml", "net.py:Net", "wide.py:Wide")
+    net.link()
+    for site in net.sites:
+        net.site(site)
+    assert net.ended("link") == 0, net.everything()
+    (sent,) = column(net.folder / "run", "rounds.csv", "up_bytes")
+    assert int(sent) > 2 * megabytes * 1_000_000
