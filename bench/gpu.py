@@ -51,7 +51,7 @@ from gpu_runs import (
 BLOOD_TARGET, TABLE_TARGET = 30.0, 600.0  # seconds
 # Of one training step and of a whole small federation: how far the device may be from the CPU, as a share of
 # how far the model moved (Euclidean norm), and in any accuracy. The sums are rounded in another order there.
-STEP_LIMIT, RUN_LIMIT, ACCURACY_LIMIT = 1e-3, 5e-2, 0.03
+STEP_LIMIT, RUN_LIMIT, ACCURACY_LIMIT = 2e-3, 5e-2, 0.03
 # FedKD cuts at a rank, FedALA stops at a threshold: a rounding error can decide, and then much differs.
 DECISIONS = ("fedkd", "fedala")
 
@@ -160,13 +160,13 @@ def convolutions(bench: Bench) -> None:
 def seconds(bench: Bench, work: Callable[[], Any], times: int = 3) -> float:
     """Median of a few runs, after one."""
     taken = []
-    for _ in range(times + 1):
+    for _ in range(1 if bench.quick else times + 1):
         layers.wait(bench.device)
         start = time.perf_counter()
         work()
         layers.wait(bench.device)
         taken.append(time.perf_counter() - start)
-    return statistics.median(taken[1:])
+    return statistics.median(taken[1:] or taken)
 
 
 def profile(bench: Bench) -> None:
@@ -259,7 +259,7 @@ def speed(bench: Bench) -> None:
     for precision in bench.precisions():
         for method in ("fedavg", "fedkper"):
             runs = sites(shape, method, precision=precision)
-            rows.append(speed_of(bench, runs, min(10, bench.left()), 4 if bench.quick else 40))
+            rows.append(speed_of(bench, runs, min(10, bench.left()), 3 if bench.quick else 40))
             bench.tell("speed", {"target": BLOOD_TARGET, "rows": rows})
     table(f"paper-blood, 3 seeds together; to reach: 100 rounds in {BLOOD_TARGET:g} s", rows)
 
@@ -285,8 +285,8 @@ def every_method(bench: Bench) -> None:
     total = sum(row["s for 100 rounds"] for row in rows)
     print(
         f"\nTable 1, {len(rows)} of {len(presets) * len(bench.methods)} combinations, one after another: "
-        f"{total:.0f} s (to reach: {TABLE_TARGET:g} s)\nFedALA learns longer at a client's second visit: its 100 rounds "
-        "depend on how many of those were measured."
+        f"{total:.0f} s (to reach: {TABLE_TARGET:g} s)\nFedALA learns "
+        "longer at a client's second visit: its 100 rounds depend on how many of those were measured."
     )
     bench.tell("methods", {"target": TABLE_TARGET, "total": total, "rows": rows})
 

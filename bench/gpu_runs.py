@@ -26,7 +26,7 @@ from fedkper.record import Record
 from fedkper.sample import sampled_clients
 from fedkper.simulate import Member, simulate_together
 from fedkper.site import Site, site_of, together
-from fedkper.tree import Tree, spread, stack
+from fedkper.tree import Tree, spread, stack, to
 
 SEEDS = (1, 2, 3)
 ROUNDS = 100
@@ -177,11 +177,8 @@ def group(runs: Sequence[Site], device: str, clients: Sequence[int] | None = Non
     if clients is None:
         drawn = sampled_clients(0, e.clients, e.fraction, e.sampling, e.seed)
         clients = [r * count + k for r in range(len(runs)) for k in sorted(drawn)]
-    started = [
-        site.method.init(site.model, initial)
-        for initial in [i for _, i in site.riders]
-        or [{k: v.to(device) for k, v in site.model.init().items()}]
-    ]
+    initials = [initial for _, initial in site.riders] or [site.model.init()]
+    started = [[to(t, device) for t in site.method.init(site.model, to(i, device))] for i in initials]
     chosen = [started[site.rider(c)] for c in clients]
     if len(runs) == 1:
         return Group(site, list(clients), *(spread(t, len(clients)) for t in started[0]))

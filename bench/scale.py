@@ -1,7 +1,7 @@
 """How the cost of a round grows: with the clients, those sampled, their images and the model; its memory.
 
 Every row is a run of its own, in a process of its own, on a pool with a worker a core, with one local epoch.
-`--case` runs a single one, for instance --case '{"method": "ditto:epochs=1", "clients": 10000, "sampled": 100}'.
+`--case` runs a single one: --case '{"method": "fedcurv", "clients": 10000, "sampled": 100}'.
 """
 
 from __future__ import annotations

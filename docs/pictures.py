@@ -1,8 +1,15 @@
-"""Draws the pictures of the documentation from the runs in results/: python docs/pictures.py"""
+"""Draws the pictures of the documentation, from the runs in results/ and docs/benchmarks/scale.json:
+
+python docs/pictures.py
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from fedkper import plots
 from fedkper.methods import METHODS
@@ -10,6 +17,31 @@ from fedkper.record import read_curves
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
+SERIES = {
+    "clients": "clients, 10 of them sampled",
+    "sampled": "sampled clients, of 1,000",
+    "images": "images of a client",
+    "model": "model, MB",
+}
+
+
+def scale(series: dict[str, dict[str, Any]], path: Path) -> None:
+    """Seconds and memory of a round over what grows, both axes logarithmic, with the fitted slopes."""
+    figure = Figure(figsize=(13, 5.6), layout="constrained")
+    rows = (("seconds", "slope", "s a round", "#0072B2"), ("mb", "memory_slope", "MB needed", "#D55E00"))
+    for column, (name, label) in enumerate(SERIES.items()):
+        one = series[name]
+        for row, (key, slope, unit, colour) in enumerate(rows):
+            ax = figure.add_subplot(2, len(SERIES), 1 + column + row * len(SERIES))
+            ax.loglog(one["x"], one[key], marker="o", color=colour)
+            ax.set_ylim(min(one[key]) / 3, max(one[key]) * 3)
+            ax.set_title(f"slope {one[slope]:.2f}", fontsize=10, loc="left")
+            ax.set_xlabel(label if row else "")
+            ax.set_ylabel("" if column else unit)
+            ax.spines[["top", "right"]].set_visible(False)
+            ax.grid(alpha=0.25, linewidth=0.6)
+    figure.suptitle("The cost of a round (slope 0 is flat, 1 is linear)", fontsize=11, x=0.01, ha="left")
+    figure.savefig(path, dpi=130)
 
 
 def main() -> None:
@@ -29,6 +61,8 @@ def main() -> None:
     for name in METHODS:
         own = {} if name == "fedavg" else {name: read_curves(short / f"{name}-seed1")}
         plots.curves({"fedavg": reference, **own}, PICTURES / f"methods-{name}.png", title)
+    measured = json.loads((ROOT / "docs" / "benchmarks" / "scale.json").read_text())
+    scale(measured["series"], PICTURES / "scale.png")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from fedkper.execute import settle
 
 settle()
 os.environ["COLUMNS"] = "200"
+# A shell that starts the tests in the background ignores Ctrl-C, which the programs tested would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -20,20 +20,20 @@ def bench(folder: Path, *options: str, patch: str = "") -> tuple[int, str, dict[
         [sys.executable, "-c", code, "--device", "cpu", "--quick", "--json", str(file), *options],
         capture_output=True,
         text=True,
-        timeout=300,
         check=False,
     )
     return done.returncode, done.stdout + done.stderr, json.loads(file.read_text())
 
 
 def test_every_section_runs_on_a_cpu(tmp_path: Path) -> None:
-    code, said, found = bench(tmp_path, "--methods", "fedavg,fedala")
-    assert code == 0 and said.rstrip().endswith("all right"), said
+    code, said, found = bench(tmp_path, "--methods", "fedavg")
+    assert code == 0, said
+    assert said.rstrip().endswith("all right")
     assert found["faults"] == []
     sections = ("correctness", "rates", "convolutions", "profile", "speed", "methods", "space", "waiting")
     assert list(found["seconds"]) == list(sections)
     assert all(found[name] for name in sections)
-    assert [row["method"] for row in found["correctness"]["rows"]] == ["fedavg", "fedala"]
+    assert [row["method"] for row in found["correctness"]["rows"]] == ["fedavg"]
     assert {row["variant"] for row in found["convolutions"]["rows"]} == {"vmap", "unfold", "grouped", "loop"}
 
 
@@ -44,5 +44,6 @@ def test_a_wrong_result_is_told(tmp_path: Path) -> None:
         "d._many = lambda leaves, sgd: many(leaves, d.SGD(1.1 * sgd.lr))"
     )
     code, said, found = bench(tmp_path, "--methods", "fedavg", "--only", "correctness", patch=patch)
-    assert code == 1 and "WRONG: fedavg, a step" in said, said
+    assert code == 1, said
+    assert "WRONG: fedavg, a step" in said
     assert any("fedavg, a step" in fault for fault in found["faults"])

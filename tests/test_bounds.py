@@ -134,7 +134,7 @@ def test_a_run_needs_no_more_after_many_rounds(case: str, tmp_path: Path) -> Non
             )
             assert look.files <= first.files + 2
             assert look.processes == first.processes
-            # A client's last state, and for the checkpoint before also those before of the last round's clients.
+            # A client has its last state there, and what the checkpoint before needs too.
             assert look.states <= CLIENTS + SAMPLED
     process.join(60)
     assert process.exitcode == 0

@@ -252,6 +252,25 @@ def test_a_cell_that_fails_leaves_the_others(
     ]
 
 
+def test_seeds_ride_together_where_there_are_lanes(base: list[Any], whole: Path, tmp_path: Path) -> None:
+    """One worker has all seeds of a method; where they fail together, each is tried alone."""
+    folder = tmp_path / "lanes"
+    assert fedkper(*base, *CELLS, "--lanes", 8, "--out", folder) == 0
+    for place in PLACES:
+        for table in ("rounds.csv", "clients.csv"):
+            ours, alone = ((f / place / table).read_text().splitlines() for f in (folder, whole))
+            assert len(ours) == len(alone)
+        assert json.loads((folder / place / "run.json").read_text())["execution"]["lanes"] == 8
+    experiments = [run.stored_experiment(whole / place) for place in PLACES]
+    events: list[Event] = []
+    (folder / PLACES[1] / "checkpoint").rename(tmp_path / "away")
+    longer = [dataclasses.replace(e, rounds=ROUNDS + 1) for e in experiments]
+    cells = sweep.cells(longer)
+    outcomes = sweep.run(cells, folder, Execution(lanes=8), 1, events.append)
+    assert [o.state for o in outcomes] == ["finished", "failed", "finished", "finished"]
+    assert {e.cell.place for e in events if e.kind == "again" and e.cell} == set(PLACES[:2])
+
+
 def test_the_worker_of_a_killed_sweep_is_waited_for(half: Path, whole: Path) -> None:
     experiments = [run.stored_experiment(whole / place) for place in PLACES]
     told: list[Event] = []

@@ -116,12 +116,13 @@ class Worker:
         return [u for part in parts for u in self._fitting(clients[part], round, owns[part])]
 
     def _train(self, clients: list[int], round: int, owns: list[Tree]) -> list[Update]:
-        task, own = self.site.task(clients, round), to(stack(owns), self.device)
+        task, own = self.site.task(clients, round), stack([to(own, self.device) for own in owns])
         shared = self._received(clients)
         with rng.drawing(task.streams[0].seed("the model's own")):  # dropout and the like
             update = client_round(self.site.method, task, shared, own)
         self.trained.append((clients, task, update))
-        return [_lane(update, at) for at in range(len(clients))]
+        here = Update(*(to(part, "cpu") for part in update))  # at once, not lane by lane
+        return [_lane(here, at) for at in range(len(clients))]
 
     def local_logits(self, clients: list[int]) -> list[tuple[Tensor, Tensor | None]]:
         """The local models of clients trained together, each on its local test part: [n, C].
@@ -173,11 +174,10 @@ def logits(model: Lanes, theta: Tree, images: Tensor) -> Tensor:
 
 
 def _lane(update: Update, at: int) -> Update:
-    """One client's part of an update, on the CPU."""
+    """One client's part of an update."""
     index = slice(at, at + 1)
-    trees = (to(lanes(tree, index), "cpu") for tree in (update.shared, update.own, update.sums))
-    shared, own, sums = trees
-    return Update(shared, update.weight[index].cpu(), own, update.samples[index].cpu(), sums)
+    shared, own, sums = (lanes(tree, index) for tree in (update.shared, update.own, update.sums))
+    return Update(shared, update.weight[index], own, update.samples[index], sums)
 
 
 class Call(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedkper.site import Site
-from fedkper.tree import nbytes
+from fedkper.tree import nbytes, to
 
 # Of the free memory; the rest is for the scoring, for what a library takes, and for holes.
 SHARE = 0.7
@@ -34,7 +34,7 @@ def lane_bytes(site: Site) -> int:
     task = site.task([largest], 0)
     size = min(task.batch, int(task.n))
     small = replace(task, x=task.x[:, :size], y=task.y[:, :size], n=task.n.clamp(max=size), epochs=1)
-    shared, own = site.method.init(site.model, site.model.init())
+    shared, own = (to(tree, task.y.device) for tree in site.method.init(site.model, site.model.init()))
     theta, fixed = site.method.start(small, shared, own)
     theta = {k: v.detach().clone().requires_grad_(site.model.trainable(k, v)) for k, v in theta.items()}
     batch, _ = next(iter(small.batches(1)))

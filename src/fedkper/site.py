@@ -63,8 +63,9 @@ class Site:
         """The same with its tensors on a device."""
         if device == "cpu":
             return self
-        kept = ("scored", "riders")
+        kept = ("model", "scored", "riders")
         moved = {f.name: to(getattr(self, f.name), device) for f in fields(self) if f.name not in kept}
+        moved["model"] = self.model.starting(to(self.model.init(), device))
         return replace(self, **moved, riders=[(seed, to(initial, device)) for seed, initial in self.riders])
 
     def task(self, clients: Sequence[int], round: int) -> Task:

@@ -22,14 +22,18 @@ Pull = Callable[[Tree, Tree], Tree]
 
 # Images a forward pass in evaluation: a constant, since another size rounds differently; 64 fits the caches.
 CHUNK = 64
+# Fewer of images larger than 64 x 64 RGB pixels: 64 of 224 x 224 would take up to a GB on their way.
+CHUNK_VALUES = CHUNK * 64 * 64 * 3
 # On an accelerator, which is idle with few, so many pixels: 4,096 images of 28 x 28.
 CHUNK_PIXELS = 4096 * 28 * 28
 
 
 def chunk(images: Tensor) -> int:
     """Images [L, n, ...] a forward pass of each lane in evaluation."""
-    pixels = len(images) * images[0, 0].numel()
-    return CHUNK if not images.is_cuda else max(CHUNK, CHUNK_PIXELS // max(1, pixels))
+    values = max(1, images[0, 0].numel())
+    if not images.is_cuda:
+        return max(1, min(CHUNK, CHUNK_VALUES // values))
+    return max(CHUNK, CHUNK_PIXELS // (len(images) * values))
 
 
 def pixels(x: Tensor) -> Tensor:

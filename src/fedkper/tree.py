@@ -51,7 +51,7 @@ def spread(tree: Tree, count: int) -> Tree:
     return {k: v.expand(count, *v.shape[1:]) for k, v in tree.items()}
 
 
-def to(thing: Any, device: str) -> Any:
+def to(thing: Any, device: str | torch.device) -> Any:
     """Tensors, and trees and sequences of them, on a device; anything else as it is."""
     if isinstance(thing, Tensor):
         return thing.to(device)

@@ -11,6 +11,7 @@ import os
 import time
 from pathlib import Path
 
+import httpx
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -77,7 +78,7 @@ class FlowerLine:
                     open_[number] = name
         end, replies = time.monotonic() + seconds, {}
         while open_ and time.monotonic() < end:
-            for message in self.grid.pull_messages(list(open_)):
+            for message in self._pull(list(open_)):
                 name = open_.pop(message.metadata.reply_to_message_id, "")
                 # Flower itself answers for a site that it takes for gone: that is silence.
                 if name and not (message.has_error() and message.error.code in GONE):
@@ -85,6 +86,12 @@ class FlowerLine:
             if open_:
                 time.sleep(PAUSE)
         return replies
+
+    def _pull(self, numbers: list[str]) -> list[Message]:
+        try:
+            return list(self.grid.pull_messages(numbers))
+        except httpx.HTTPStatusError:  # a SuperLink under load; asked again until the time is up
+            return []
 
     def _reply(self, message: Message) -> Parcel:
         if message.has_error():

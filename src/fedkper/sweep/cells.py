@@ -58,6 +58,8 @@ class Event(NamedTuple):
 
 
 ENDS = ("finished", "again", "failed")
+# Cells that a worker carries out together: one, or several that differ in their seed only.
+Riding = tuple[Cell, ...]
 OnEvent = Callable[[Event], None]
 
 
@@ -138,26 +140,30 @@ def finished(folder: Path) -> bool:
     return isinstance(counts, dict) and counts.get("rounds") == rounds
 
 
-def work(cell: Cell, request: Request, tell: OnEvent) -> Event:
-    """Starts a cell or goes on with it, in this process. Returns the event that ends it, one of ENDS.
+def work(riding: Riding, request: Request, tell: OnEvent) -> list[Event]:
+    """Starts cells or goes on with them, in this process. Returns for each the event that ends it, of ENDS.
 
-    Whatever `tell` raises that is no Exception stops the run at a checkpoint and gets out of here.
+    Whatever `tell` raises that is no Exception stops the runs at a checkpoint and gets out of here.
     """
-    path, e = request.folder / cell.place, cell.experiment
+    try:
+        for cell in riding:
+            _wait_for_the_dead(request.folder / cell.place)
+        e = riding[0].experiment
+        dataset = _dataset(e.dataset, e.size, request.data)
+        requests = [_request(cell, request, tell) for cell in riding]
+        run.together(request.execution, request.stored, dataset, requests)
+    except Exception as error:  # a user's own method or model may raise anything; the other cells go on
+        alone = len(riding) > 1 or _lacks_memory(error)
+        return [Event("again" if alone else "failed", cell, text=_told(error)) for cell in riding]
+    return [Event("finished", cell, cell.experiment.rounds) for cell in riding]
+
+
+def _request(cell: Cell, request: Request, tell: OnEvent) -> run.Request:
     watch = run.Watch(
         begun=lambda experiment, dataset, done: tell(Event("begun", cell, done)),
         on_round=lambda round, line: tell(Event("round", cell, round, line=line)),
     )
-    try:
-        _wait_for_the_dead(path)
-        dataset = _dataset(e.dataset, e.size, request.data)
-        if os.path.isfile(path / "run.json"):
-            run.resume(path, e, request.execution, watch, dataset)
-        else:
-            run.start(e, path, request.execution, request.stored, watch, dataset)
-    except Exception as error:  # a user's own method or model may raise anything; the other cells go on
-        return Event("again" if _lacks_memory(error) else "failed", cell, text=_told(error))
-    return Event("finished", cell, e.rounds)
+    return run.Request(cell.experiment, request.folder / cell.place, watch)
 
 
 @lru_cache(maxsize=1)

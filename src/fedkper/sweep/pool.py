@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fedkper.errors import RunError
 from fedkper.execute import settle
 from fedkper.pool import importable_main, interrupts_later
-from fedkper.sweep.cells import ENDS, Cell, Event, Request, work
+from fedkper.sweep.cells import ENDS, Event, Request, Riding, work
 
 
 class _Worker(NamedTuple):
@@ -33,33 +33,33 @@ class Processes:
         self.context: Any = mp.get_context("forkserver" if sys.platform == "linux" else "spawn")
         self.context.set_forkserver_preload(["fedkper.sweep.cells"])
         self.idle: list[_Worker] = []
-        self.busy: dict[Connection, tuple[_Worker, Cell]] = {}
+        self.busy: dict[Connection, tuple[_Worker, Riding]] = {}
 
-    def send(self, cell: Cell) -> None:
+    def send(self, riding: Riding) -> None:
         while self.idle:
             worker = self.idle.pop()
-            if self._sent(worker, cell):
+            if self._sent(worker, riding):
                 return
             self._end(worker)  # it was killed while it had nothing to do
-        if not self._sent(self._started(), cell):
+        if not self._sent(self._started(), riding):
             raise RunError("a worker process ended before it had anything to do")
 
     def wait(self) -> list[Event]:
-        events = []
+        events: list[Event] = []
         for pipe in wait(list(self.busy), timeout=1):
-            worker, cell = self.busy[pipe]  # type: ignore[index]
+            worker, riding = self.busy[pipe]  # type: ignore[index]
             try:
-                event: Event = worker.pipe.recv()
+                told: list[Event] = worker.pipe.recv()
             except (EOFError, OSError):
                 self._end(worker)
-                code = worker.process.exitcode
-                event = Event("again", cell, text=f"its process ended with exit code {code} (out of memory?)")
+                text = f"its process ended with exit code {worker.process.exitcode} (out of memory?)"
+                told = [Event("again", cell, text=text) for cell in riding]
             else:
-                if event.kind in ENDS:
+                if told[0].kind in ENDS:
                     self.idle.append(worker)
-            if event.kind in ENDS:
+            if told[0].kind in ENDS:
                 del self.busy[worker.pipe]
-            events.append(event)
+            events += told
         return events
 
     def stop(self) -> None:
@@ -76,12 +76,12 @@ class Processes:
             self._end(worker)
         self.idle, self.busy = [], {}
 
-    def _sent(self, worker: _Worker, cell: Cell) -> bool:
+    def _sent(self, worker: _Worker, riding: Riding) -> bool:
         try:
-            worker.pipe.send(cell)
+            worker.pipe.send(riding)
         except OSError:
             return False
-        self.busy[worker.pipe] = worker, cell
+        self.busy[worker.pipe] = worker, riding
         return True
 
     def _started(self) -> _Worker:
@@ -106,19 +106,19 @@ class Processes:
 
 
 def _serve(pipe: Connection, request: Request) -> None:
-    """A worker process: one cell after another, until the pipe closes or the sweep's process ends."""
+    """A worker process, until the pipe closes or the sweep's process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which stops its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     settle()
 
     def tell(event: Event) -> None:
-        pipe.send(event)
+        pipe.send([event])
         if pipe.poll():  # nothing but the request to stop can come while a cell runs
             raise KeyboardInterrupt
 
     try:
-        while (cell := pipe.recv()) is not None:
-            pipe.send(work(cell, request, tell))
+        while (riding := pipe.recv()) is not None:
+            pipe.send(work(riding, request, tell))
     except (EOFError, OSError, KeyboardInterrupt):
         return
 

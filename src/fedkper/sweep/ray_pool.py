@@ -15,7 +15,7 @@ from typing import Any
 from fedkper import __version__
 from fedkper.errors import InputError, RunError
 from fedkper.execute import cores
-from fedkper.sweep.cells import Cell, Event, Request, work
+from fedkper.sweep.cells import Cell, Event, Request, Riding, work
 
 # Seconds between two looks at the tables of the cells that run.
 LOOK = 0.5
@@ -31,7 +31,7 @@ class Cluster:
     def __init__(self, address: str, request: Request, jobs: int | None, count: int) -> None:
         self.ray = _ray()
         self.request, self.here = request, os.getcwd()
-        self.running: dict[Any, Cell] = {}
+        self.running: dict[Any, Riding] = {}
         self.rounds: dict[Cell, int | None] = {}
         """rounds last seen of the cells that run; None until the run has begun"""
         _require_shared(self.ray, request.folder.absolute(), self.here)
@@ -43,29 +43,30 @@ class Cluster:
             raise InputError(f"--ray {address}: the cluster has no {'GPU' if gpus else 'CPU'} to offer")
         self.size = max(1, min(jobs or most, most, count))
 
-    def send(self, cell: Cell) -> None:
-        self.running[self.task.remote(cell, self.request, self.here)] = cell
-        self.rounds[cell] = None
+    def send(self, riding: Riding) -> None:
+        self.running[self.task.remote(riding, self.request, self.here)] = riding
+        self.rounds |= dict.fromkeys(riding)
 
     def wait(self) -> list[Event]:
         ended, _ = self.ray.wait(list(self.running), num_returns=1, timeout=LOOK)
-        events = [self._end(ref) for ref in ended]
-        for cell in self.running.values():
+        events = [event for ref in ended for event in self._end(ref)]
+        for cell in (cell for riding in self.running.values() for cell in riding):
             done, before = _rounds(self.request.folder / cell.place), self.rounds[cell]
             if done is not None and done != before:
                 self.rounds[cell] = done
                 events.append(Event("begun" if before is None else "round", cell, done))
         return events
 
-    def _end(self, ref: Any) -> Event:
-        cell = self.running.pop(ref)
-        del self.rounds[cell]
+    def _end(self, ref: Any) -> list[Event]:
+        riding = self.running.pop(ref)
+        for cell in riding:
+            del self.rounds[cell]
         try:
-            event: Event = self.ray.get(ref)
+            events: list[Event] = self.ray.get(ref)
         except self.ray.exceptions.RayError as error:
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            return Event("again", cell, text=f"its Ray worker ended ({reason})")
-        return event
+            return [Event("again", cell, text=f"its Ray worker ended ({reason})") for cell in riding]
+        return events
 
     def stop(self) -> None:
         """A round in progress is lost: a task cannot be told anything else than to end."""
@@ -155,10 +156,10 @@ def _look(token: Path, here: str) -> tuple[str, bool, bool]:
     return version, token.is_file() and token.read_text(encoding="utf-8") == token.name, os.path.isdir(here)
 
 
-def _work(cell: Cell, request: Request, here: str) -> Event:
-    """A task: one cell, in the folder in which the sweep was started, since paths may be relative to it."""
+def _work(riding: Riding, request: Request, here: str) -> list[Event]:
+    """A task: cells, in the folder in which the sweep was started, since paths may be relative to it."""
     os.chdir(here)
-    return work(cell, request, lambda event: None)
+    return work(riding, request, lambda event: None)
 
 
 def _rounds(folder: Path) -> int | None:

@@ -20,7 +20,7 @@ from fedkper.execute import cores
 from fedkper.experiment import Experiment, from_json
 from fedkper.record import read_json, refuse_used
 from fedkper.run import Execution
-from fedkper.sweep.cells import ENDS, Cell, Event, OnEvent, Request, cells, finished, setting
+from fedkper.sweep.cells import ENDS, Cell, Event, OnEvent, Request, Riding, cells, finished, setting
 
 __all__ = ["Cell", "Event", "OnEvent", "Outcome", "cells", "check", "finished", "run"]
 REQUEST = "sweep.json"
@@ -37,12 +37,12 @@ class Outcome:
 
 
 class Pool(Protocol):
-    """Where cells are carried out: at most `size` at a time."""
+    """Where cells are carried out: at most `size` handfuls of them at a time."""
 
     size: int
 
-    def send(self, cell: Cell) -> None:
-        """Hands a cell to a worker that has nothing to do."""
+    def send(self, riding: Riding) -> None:
+        """Hands cells to a worker that has nothing to do, which carries them out together."""
 
     def wait(self) -> list[Event]:
         """What happened; waits for it, at most about a second. Every cell ends with one of ENDS."""
@@ -66,7 +66,8 @@ def run(
     """Runs those of the cells that are not finished; returns how each ended, in the order of `cells`.
 
     A cell is a run in `folder`/`place`, started, resumed or left alone as it is found. `jobs` run at a time:
-    one a core if not given, one on an accelerator. `stored`: a partition file for all of them. `ray`: "local"
+    one a core if not given, one on an accelerator. Where there are lanes, cells that differ in their seed
+    only run together. `stored`: a partition file for all of them. `ray`: "local"
     or the address of a Ray cluster to run on instead of processes of this machine.
 
     A cell whose worker dies or lacks memory is tried again alone when the others are done, then counts as
@@ -86,7 +87,8 @@ def run(
             _remember(cells, request)
             outcomes = _finished(cells, folder, on_event)
             for alone in (False, True):
-                queue = deque(cell for cell in cells if cell not in outcomes)
+                left = [cell for cell in cells if cell not in outcomes]
+                queue = deque(_together(left, execution) if not alone else [(cell,) for cell in left])
                 if queue:
                     pool = _pool(request, 1 if alone else jobs, len(queue), ray)
                     outcomes |= _drain(pool, queue, on_event, alone)
@@ -133,22 +135,34 @@ def _pool(request: Request, jobs: int | None, count: int, ray: str) -> Pool:
     return Processes(request, min(size, count))
 
 
-def _drain(pool: Pool, queue: deque[Cell], on_event: OnEvent, alone: bool) -> dict[Cell, Outcome]:
+def _together(cells: Sequence[Cell], execution: Execution) -> list[Riding]:
+    """The cells by what they have in common but the seed, where there are lanes to fill; else one by one."""
+    if execution.device == "cpu" and (execution.lanes or 1) == 1:
+        return [(cell,) for cell in cells]
+    groups: dict[Experiment, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(setting(cell.experiment), []).append(cell)
+    return [tuple(group) for group in groups.values()]
+
+
+def _drain(pool: Pool, queue: deque[Riding], on_event: OnEvent, alone: bool) -> dict[Cell, Outcome]:
     """Runs the cells of a queue. Returns how they ended, without those to be tried `alone` later."""
-    running, outcomes = 0, {}
+    running: dict[Cell, Riding] = {}
+    outcomes = {}
     try:
         on_event(Event("jobs", done=pool.size))
         while queue or running:
-            while queue and running < pool.size:
-                cell = queue.popleft()
-                pool.send(cell)
-                running += 1
-                on_event(Event("sent", cell))
+            while queue and len(set(running.values())) < pool.size:
+                riding = queue.popleft()
+                pool.send(riding)
+                running |= dict.fromkeys(riding, riding)
+                for cell in riding:
+                    on_event(Event("sent", cell))
             for event in pool.wait():
                 if event.kind == "again" and alone:
                     event = event._replace(kind="failed")
-                if event.kind in ENDS:
-                    running -= 1
+                if event.cell and event.kind in ENDS:
+                    del running[event.cell]
                 if event.cell and event.kind == "finished":
                     outcomes[event.cell] = Outcome(event.cell, "finished")
                 if event.cell and event.kind == "failed":
