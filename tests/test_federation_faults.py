@@ -51,12 +51,12 @@ def shared(folder: Path, round: int) -> Tree:
         torch.tensor([10, 20]),
         torch.tensor(1.5),
         torch.zeros(1, 0, 3),
-        torch.randn(4, 3, 2).transpose(0, 2),
+        torch.arange(24.0).view(4, 3, 2).transpose(0, 2),
         torch.tensor([float("nan"), float("inf")]),
         torch.tensor([True, False]),
         torch.tensor([1e-300], dtype=torch.float64),
     ],
-    ids=str,
+    ids=["whole", "wholes", "scalar", "empty", "transposed", "not finite", "truth", "double"],
 )
 def test_a_tensor_arrives_as_it_left(leaf: torch.Tensor) -> None:
     sent = Parcel({"action": "x", "n": 3, "f": 0.1, "yes": True}, {"shared": {"a/b.c": leaf}})
