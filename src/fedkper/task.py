@@ -141,7 +141,7 @@ class Task:
         Gradients of different lanes never meet: per-lane losses are summed and differentiated once. `pull`
         adds the gradient of a term that has a closed form.
         """
-        theta = {k: v.detach().clone() for k, v in theta.items()}
+        theta = {k: _laid_out(v.detach()) for k, v in theta.items()}
         trained = self.model.parameters(theta)
         leaves = [v.requires_grad_() for v in trained.values()]
         sgd = sgd or self.sgd
@@ -168,7 +168,7 @@ class Task:
         else:
             for at, width in enumerate(plan.widths):
                 step(self.batch_of(plan.i[at, :, :width], plan.w[at, :, :width]), plan.alive[at])
-        return {k: v.detach() for k, v in theta.items()}
+        return {k: v.detach().contiguous() for k, v in theta.items()}
 
     @torch.no_grad()
     def predict(self, theta: Tree) -> Out:
@@ -221,6 +221,16 @@ class Task:
         """Label histogram of the train data: [L, C] int64."""
         counts = torch.zeros(len(self.n), self.classes, dtype=torch.int64, device=self.y.device)
         return counts.scatter_add_(1, self.y, self.mask.long())
+
+
+def _laid_out(leaf: Tensor) -> Tensor:
+    """A copy; a single lane's filters with the channels last in memory, as the images have them.
+
+    Gradients then lie like what they are multiplied with, which saves a CPU a twentieth of a step.
+    """
+    if leaf.dim() != 5 or len(leaf) > 1:
+        return leaf.clone(memory_format=torch.contiguous_format)
+    return leaf[0].clone(memory_format=torch.channels_last)[None]
 
 
 def look_up(table: Tensor, b: Batch) -> Tensor:
