@@ -10,7 +10,7 @@ demo: .venv/installed
 	$(BIN)/fedkper compare --methods fedavg fedkper --rounds $(ROUNDS) --out runs/demo
 
 test: setup
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-federation: setup
 	$(BIN)/python -m pytest -n 0 -m federation tests/test_federation_network.py

@@ -112,11 +112,20 @@ def start_up() -> float:
         out = Path(folder) / "run"
         start = time.perf_counter()
         command = [sys.executable, "-m", "fedkper.cli", *words, "--out", str(out)]
-        subprocess.run(command, check=True, capture_output=True)
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while child.poll() is None and _lines(out) < 2:
+            time.sleep(0.01)
         seconds = time.perf_counter() - start
+        if child.wait():
+            raise RuntimeError("the command failed")
         header, line = (row.split(",") for row in (out / "rounds.csv").read_text().splitlines())
     done = dict(zip(header, line, strict=True))
     return seconds - float(done["train_seconds"]) - float(done["eval_seconds"])
+
+
+def _lines(folder: Path) -> int:
+    table = folder / "rounds.csv"
+    return table.read_bytes().count(b"\n") if table.exists() else 0
 
 
 PROGRAMS = {
