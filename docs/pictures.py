@@ -35,6 +35,13 @@ def scale(series: dict[str, dict[str, Any]], path: Path) -> None:
             ax = figure.add_subplot(2, len(SERIES), 1 + column + row * len(SERIES))
             ax.loglog(one["x"], one[key], marker="o", color=colour)
             ax.set_ylim(min(one[key]) / 3, max(one[key]) * 3)
+            ax.minorticks_off()
+            ax.set_xticks(one["x"], [f"{v:,.3g}" if v < 1000 else f"{v:,.0f}" for v in one["x"]])
+            ax.set_yticks([])
+            for x, y in zip(one["x"], one[key], strict=True):
+                said = f"{y:.2f}" if y < 10 else f"{y:,.0f}"
+                ax.annotate(said, (x, y), (0, 8), textcoords="offset points", ha="center", fontsize=9)
+            ax.margins(x=0.12)
             ax.set_title(f"slope {one[slope]:.2f}", fontsize=10, loc="left")
             ax.set_xlabel(label if row else "")
             ax.set_ylabel("" if column else unit)
