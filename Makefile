@@ -4,13 +4,16 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 ROUNDS ?= 30
 
-.PHONY: demo federation-demo test test-federation setup lint bench clean
+.PHONY: demo federation-demo test test-long test-federation setup lint bench clean
 
 demo: .venv/installed
 	$(BIN)/fedkper compare --methods fedavg fedkper --rounds $(ROUNDS) --out runs/demo
 
 test: setup
 	$(BIN)/python -m pytest -n 3 --dist worksteal
+
+test-long: setup
+	$(BIN)/python -m pytest -n 0 -m long
 
 test-federation: setup
 	$(BIN)/python -m pytest -n 0 -m federation tests/test_federation_network.py

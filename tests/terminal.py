@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing as mp
 import os
@@ -33,9 +34,10 @@ TINY = [
 ]
 
 _processes = mp.get_context("forkserver")
-# All that a command imports: a process without rights (see `limit`) may not even read the libraries.
-_commands = ("run", "data", "sweep", "export", "paper", "report", "federation")
-_processes.set_forkserver_preload([*(f"fedkper.cli_{name}" for name in _commands), "fedkper.plots"])
+COMMANDS = [
+    f"fedkper.cli_{name}" for name in ("run", "data", "sweep", "export", "paper", "report", "federation")
+]
+_processes.set_forkserver_preload([*COMMANDS, "fedkper.plots"])
 
 
 def write_data(path: Path, seed: int = 0) -> Path:
@@ -82,6 +84,8 @@ def _child(log: Path, words: list[str], folder: Path | None, limit: str) -> None
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
     if limit == "read-only" and os.geteuid() == 0:
+        for name in COMMANDS:  # a process without rights may not even read the libraries
+            importlib.import_module(name)
         os.seteuid(65534)  # root may write anywhere
     code = main(words)
     sys.stdout.flush()

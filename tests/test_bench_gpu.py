@@ -8,6 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.long
+
+
 BENCH = Path(__file__).parent.parent / "bench" / "gpu.py"
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from terminal import TINY, fedkper, process, untimed, write_data
 
+pytestmark = pytest.mark.long
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra: ray")
 
 DYING = """
