@@ -196,6 +196,7 @@ def require_simulated(net: Network, tmp_path: Path) -> None:
         assert float((mine[name].double() - leaf.double()).abs().max()) < 1e-6
 
 
+@pytest.mark.federation
 def test_fedkper_over_tls_gives_the_simulators_numbers(
     network: Callable[..., Network], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
