@@ -27,7 +27,19 @@ from fedkper.errors import InputError
 from fedkper.experiment import Experiment
 from fedkper.record import Record
 from fedkper.run import Execution, Watch
-from terminal import TINY, column, fedkper, process, results, sampled, strict, typed, untimed, write_data
+from terminal import (
+    TINY,
+    children,
+    column,
+    fedkper,
+    process,
+    results,
+    sampled,
+    strict,
+    typed,
+    untimed,
+    write_data,
+)
 
 ROUNDS = 40
 LEARNING = ["--lr", 0.05, "--rounds", ROUNDS]
@@ -407,14 +419,7 @@ def _nobody_left(group: int) -> bool:
 
 
 def _workers(parent: int) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            if path.read_text().rpartition(")")[2].split()[1] == str(parent):
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return [pid for pid in found if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in children(parent) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the workers in /proc, which this system lacks")

@@ -25,7 +25,7 @@ from fedkper.run import Execution
 from fedkper.sweep import grid, sweep
 from fedkper.sweep.cells import Event
 from fedkper.sweep.view import TimeLeft, duration
-from terminal import TINY, fedkper, process, strict, typed, untimed, write_data
+from terminal import TINY, children, fedkper, process, strict, typed, untimed, write_data
 
 ROUNDS = 12
 CELLS = ["--methods", "fedavg", "fedkper", "--seeds", 1, 2]
@@ -82,17 +82,6 @@ def wait_until(reached: Callable[[], bool], alive: Callable[[], bool]) -> None:
     while not reached() and alive():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def children(parent: int) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            if path.read_text().rpartition(")")[2].split()[1] == str(parent):
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
 
 
 def workers(parent: int) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import shlex
 import zlib
 from collections import Counter
@@ -22,6 +21,7 @@ from fedkper.errors import RunError
 from fedkper.experiment import Experiment
 from fedkper.options import Options
 from fedkper.run import Execution
+from fedkper.sweep.cells import short
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Run(Options):
     def act(self) -> None:
         experiment, execution = self.experiment().checked(), self.execution()
         run.check_device(execution)
-        with folders.out(self.out, f"{Path(experiment.dataset).stem}-{_short(experiment.method)}") as folder:
+        name = f"{Path(experiment.dataset).stem}-{short(experiment.method)[:60]}"
+        with folders.out(self.out, name) as folder:
             again = f"fedkper run --resume {shlex.quote(str(folder))}"
             part = _Part(experiment, folder, experiment.method)
             summaries = _rounds([part], execution, again, partial(self._carry_out, execution))
@@ -195,16 +196,11 @@ def _draw(curves: dict[str, metrics.Curves], path: Path, title: str) -> None:
 
 def _places(cells: Sequence[tuple[str, int]]) -> list[str]:
     """A folder's name for each (method, seed); methods that would share one get a checksum added."""
-    shorts = Counter(_short(m).lower() for m, _ in dict.fromkeys((m, 0) for m, _ in cells))
+    shorts = Counter(short(m)[:60].lower() for m, _ in dict.fromkeys((m, 0) for m, _ in cells))
     names = []
     for method, seed in cells:
-        short = _short(method)
-        if shorts[short.lower()] > 1:
-            short += f"-{zlib.crc32(method.encode()):08x}"
-        names.append(f"{short}-seed{seed}")
+        name = short(method)[:60]
+        if shorts[name.lower()] > 1:
+            name += f"-{zlib.crc32(method.encode()):08x}"
+        names.append(f"{name}-seed{seed}")
     return names
-
-
-def _short(method: str) -> str:
-    """A method as part of a folder's name."""
-    return re.sub(r"[^A-Za-z0-9.]+", "-", Path(method.partition(".py:")[2] or method).name).strip("-.")[:60]

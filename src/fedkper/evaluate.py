@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -26,15 +26,6 @@ def global_model(executor: Executor, site: Site, rider: int = 0) -> tuple[Answer
     answers = map(Answers, by_client, local_y.split(sizes))
     on_test = Answers(torch.cat([none, *logits[: len(on_g)]]), site.test_y.cpu())
     return on_test, dict(zip(site.scored, answers, strict=True))
-
-
-def local_models(
-    executor: Executor, site: Site, groups: Sequence[list[int]], workers: Sequence[int]
-) -> tuple[dict[int, Answers], dict[int, Answers]]:
-    """Each client's local model, at the worker that trained it, on its own L_k; and the untuned one."""
-    calls = [Call("local_logits", (group,), w) for group, w in zip(groups, workers, strict=True)]
-    found = [pair for done in executor.run(calls) for pair in done.value]
-    return local_answers(site, dict(zip((k for group in groups for k in group), found, strict=True)))
 
 
 def local_answers(

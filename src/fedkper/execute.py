@@ -181,11 +181,10 @@ def _lane(update: Update, at: int) -> Update:
 
 
 class Call(NamedTuple):
-    """A method of Worker by name, with its arguments; `worker` where only that process can do it."""
+    """A method of Worker by name, with its arguments; any process can do it."""
 
     name: str
     args: tuple[Any, ...]
-    worker: int | None = None
 
 
 class Done(NamedTuple):

@@ -82,15 +82,13 @@ class Pool:
 
     def each(self, calls: Sequence[Call]) -> Iterator[tuple[int, Done]]:
         """Which call is done, and its result, as they come."""
-        free = deque(i for i, c in enumerate(calls) if c.worker is None)
-        bound = {w: deque(i for i, c in enumerate(calls) if c.worker == w) for w in range(self.size)}
+        queue = deque(range(len(calls)))
         busy: dict[int, int] = {}
 
         def feed(worker: int) -> None:
-            queue = bound[worker] or free
             if queue:
                 busy[worker] = queue.popleft()
-                self._send(worker, calls[busy[worker]][:2])
+                self._send(worker, tuple(calls[busy[worker]]))
 
         for worker in range(self.size):
             feed(worker)
