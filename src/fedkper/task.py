@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple, Protocol
 
 import torch
@@ -64,6 +63,9 @@ class Plan(NamedTuple):
     widths: list[int]
     """[S], samples of the largest batch of a step"""
 
+    def first(self, steps: int) -> Plan:
+        return Plan(self.i[:steps], self.w[:steps], self.alive[:steps], self.widths[:steps])
+
 
 @dataclass(frozen=True)
 class Task:
@@ -118,9 +120,25 @@ class Task:
         self, epochs: int, purpose: str = "batches", share: float = 1.0
     ) -> Iterator[tuple[Batch, Tensor]]:
         """The mini-batches of a plan; with each, which lanes still train: [L] bool."""
-        plan = self.plan(epochs, purpose, share)
+        yield from self._batches(self.plan(epochs, purpose, share))
+
+    def _batches(self, plan: Plan) -> Iterator[tuple[Batch, Tensor]]:
         for step, width in enumerate(plan.widths):
             yield self.batch_of(plan.i[step, :, :width], plan.w[step, :, :width]), plan.alive[step]
+
+    def each(self, plan: Plan, step: Callable[[Batch, Tensor], None]) -> None:
+        """Carries out `step(batch, alive)` for every mini-batch of a plan, alive [L] as in `batches`.
+
+        An accelerator replays a step as one graph of kernels (graphs.py): it must not wait for the device,
+        and what it carries on to the next step must be changed in place.
+        """
+        if self.y.is_cuda and len(plan.widths) > graphs.WARM_UP:
+            graphs.replay(
+                lambda at: step(self.batch_of(plan.i[at][0], plan.w[at][0]), plan.alive[at][0]), plan
+            )
+        else:
+            for b, alive in self._batches(plan):
+                step(b, alive)
 
     def batch_of(self, i: Tensor, w: Tensor) -> Batch:
         """The mini-batch of the samples at positions i [L, B] with weights w [L, B]."""
@@ -160,14 +178,7 @@ class Task:
             del found  # so that its memory serves the next step
             optimiser([grads.get(name) for name in trained], alive)
 
-        plan = self.plan(self.epochs if epochs is None else epochs, purpose)
-        if self.y.is_cuda and len(plan.widths) > graphs.WARM_UP:
-            graphs.replay(
-                lambda at: step(self.batch_of(plan.i[at][0], plan.w[at][0]), plan.alive[at][0]), plan
-            )
-        else:
-            for at, width in enumerate(plan.widths):
-                step(self.batch_of(plan.i[at, :, :width], plan.w[at, :, :width]), plan.alive[at])
+        self.each(self.plan(self.epochs if epochs is None else epochs, purpose), step)
         return {k: v.detach().contiguous() for k, v in theta.items()}
 
     @torch.no_grad()
@@ -182,30 +193,41 @@ class Task:
         """
         squares = {k: torch.zeros_like(v) for k, v in self.model.parameters(theta).items()}
         count = torch.zeros(len(self.n), device=self.n.device)
-        for grads, alive in self._gradients(theta, size // self.batch + 1):
-            count += alive
-            for k, g in grads.items():
+        gradients = self._gradients(theta)
+
+        def step(b: Batch, alive: Tensor) -> None:
+            count.add_(alive)
+            for k, g in gradients(b).items():
                 squares[k].addcmul_(g if len(alive) == 1 else across(alive, g) * g, g)
+
+        self.each(self.plan(1, "fisher").first(size // self.batch + 1), step)
         return {k: s / across(count.clamp(min=1), s) for k, s in squares.items()}
 
     def fisher_trace(self, theta: Tree) -> Tensor:
         """Sum over an epoch's mini-batches of the squared norm of that gradient: [L]."""
         trace = torch.zeros(len(self.n), dtype=torch.float64, device=self.n.device)
-        for grads, alive in self._gradients(theta, None):
-            for g in grads.values():
-                trace += alive * g.reshape(len(g), -1).double().square().sum(1)
+        gradients = self._gradients(theta)
+
+        def step(b: Batch, alive: Tensor) -> None:
+            for g in gradients(b).values():
+                trace.add_(alive * g.reshape(len(g), -1).double().square().sum(1))
+
+        self.each(self.plan(1, "fisher"), step)
         return trace
 
-    def _gradients(self, theta: Tree, most: int | None) -> Iterator[tuple[Tree, Tensor]]:
-        """Gradients of the mean cross entropy of `most` mini-batches of an epoch; which lanes count: [L]."""
+    def _gradients(self, theta: Tree) -> Callable[[Batch], Tree]:
+        """What gives the gradients of a mini-batch's mean cross entropy at theta, in evaluation mode."""
         theta = {k: v.detach() for k, v in theta.items()}
         leaves = {k: v.clone().requires_grad_() for k, v in self.model.parameters(theta).items()}
-        for b, alive in islice(self.batches(1, "fisher"), most):
+
+        def gradients(b: Batch) -> Tree:
             loss = ce(self.model(theta | leaves, b.x, train=False).logits, b).sum()
             grads = torch.autograd.grad(
                 loss, list(leaves.values()), allow_unused=True, materialize_grads=True
             )
-            yield dict(zip(leaves, grads, strict=True)), alive
+            return dict(zip(leaves, grads, strict=True))
+
+        return gradients
 
     @property
     def mask(self) -> Tensor:

@@ -2,8 +2,10 @@
 
 settings.py     federation.toml and site.toml
 contract.py     what both sides compare before the first round
-site.py         a hospital: its policy, its data, its own state on its disk, its audit log
-coordinator.py  the rounds, with quorum, time limit and checkpoint
+parcel.py       what a message holds, and the codes that stand for errors
+site.py         a hospital: its policy, its answers, its audit log; holding.py its data, ownstate.py its state
+coordinator.py  the rounds: quorum, time limit, checkpoint; members.py who is there, describe.py run.json
 app.py          Flower's ClientApp and ServerApp around the two
-certificates.py, founding.py, up.py: certificates and keys, a new federation's folder, the processes
+link.py         the coordinator's machine; node.py a hospital's; processes.py Flower's programs under both
+founding.py     a new federation's folder; certificates.py what is in it
 """

@@ -19,6 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedkper.flower.parcel import Code, Parcel
+from fedkper.flower.processes import end_with_parent
 from fedkper.flower.site import Hospital
 from fedkper.tree import Tree
 
@@ -35,6 +36,7 @@ server = ServerApp()
 @client.query()
 def ask(message: Message, context: Context) -> Message:
     """Every message to a site; what is to be done stands in its words."""
+    end_with_parent()
     hospital = Hospital(Path(os.environ[SITE]), os.environ.get(SOURCE, ""))
     return answer(hospital, message)
 
@@ -44,6 +46,7 @@ def coordinate(grid: Grid, context: Context) -> None:
     """The coordinator's whole run."""
     from fedkper.flower.link import serve
 
+    end_with_parent()
     serve(Path(os.environ[LINK]), lambda names, limit: FlowerLine(grid, names, limit))
 
 

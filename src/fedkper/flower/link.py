@@ -1,7 +1,6 @@
 """The coordinator's machine: Flower's SuperLink, the sites' keys, and the run in a process of the SuperLink.
 
-coordinator/link.db            the SuperLink's state, with the registered keys
-coordinator/nodes.json         which of its nodes is which site
+coordinator/nodes.json         which of the SuperLink's nodes is which site, anew with every start
 coordinator/link.log           what Flower says
 coordinator/coordinator.log    what the coordinator says
 coordinator/status.json        where it stands
@@ -10,7 +9,6 @@ run/                           an ordinary run's folder
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import ssl
@@ -70,7 +68,7 @@ def serve(folder: Path, line_of: Callable[[dict[int, str], int], Any]) -> None:
     try:
         federation = read_federation(folder)
         nodes = json.loads((place / "nodes.json").read_text())
-        names = {int(entry["node"]): name for name, entry in nodes.items()}
+        names = {int(node): name for name, node in nodes.items()}
         line = line_of(names, federation.limits.largest_message * 10**6)
         Coordinator(federation, folder / "run", line, say, note).run()
         say("finished")
@@ -115,6 +113,7 @@ def link(folder: Path, tell: Callable[[str], None]) -> None:
         return
     if warning := certificates.check_server(place, certificates.host_of(federation.address)):
         tell(f"warning: {warning}")
+    keys = _keys(place, federation)
     where, port = federation.bound
     processes.require_free(where, port)
     env = processes.environment(place / "flower", FEDKPER_LINK=str(folder))
@@ -129,7 +128,7 @@ def link(folder: Path, tell: Callable[[str], None]) -> None:
                 f"warning: {where}:{port} also offers Flower's control interface, by which anyone who "
                 "reaches it can start runs: let only /v1/fleet through (deploy/nginx.conf)"
             )
-        _register(folder, federation, env)
+        _register(place, keys, env)
         _submit(place, env)
         tell(f"coordinator listens on {where}:{port}, sites come to {federation.address}")
         _follow(folder, superlink, tell)
@@ -151,12 +150,12 @@ def _superlink(folder: Path, federation: Federation, env: dict[str, str]) -> sub
     home.mkdir(exist_ok=True)
     connection = CONNECTION.format(host=_reached(host), port=port, authority=place / "ca.crt")
     tree.write(home / "config.toml", connection.encode())
-    if not (place / "nodes.json").exists():
-        (place / "link.db").unlink(missing_ok=True)
     words = ["flower-superlink", "--host", host, "--port", str(port)]
     words += ["--ssl-ca-certfile", str(place / "ca.crt"), "--ssl-certfile", str(place / "server.crt")]
     words += ["--ssl-keyfile", str(place / "server.key"), "--enable-supernode-auth"]
-    words += ["--disable-runtime-dependency-installation", "--database", str(place / "link.db")]
+    # Its state stays in memory: what must survive is in run/, and in a file a large model locks it for
+    # longer than it waits.
+    words += ["--disable-runtime-dependency-installation", "--database", ":flwr-in-memory:"]
     return processes.start(words, place / "link.log", env)
 
 
@@ -185,29 +184,27 @@ def _up(superlink: subprocess.Popen[bytes], host: str, port: int, place: Path) -
     raise RunError(f"flower-superlink does not answer on port {port} after {START_SECONDS:g} s")
 
 
-def _register(folder: Path, federation: Federation, env: dict[str, str]) -> None:
-    """Makes the sites' keys known to the SuperLink; a changed key takes the old one's place."""
-    place = folder / "coordinator"
-    path = place / "nodes.json"
-    nodes = json.loads(path.read_text()) if path.exists() else {}
-    for site in federation.sites:
-        key = place / "keys" / f"{site}.pub"
+def _keys(place: Path, federation: Federation) -> dict[str, Path]:
+    """The sites' public keys. Raises InputError for one that cannot be read."""
+    keys = {site: place / "keys" / f"{site}.pub" for site in federation.sites}
+    for key in keys.values():
         try:
-            digest = hashlib.sha256(key.read_bytes()).hexdigest()
+            key.read_bytes()
         except OSError as error:
             raise InputError(
                 f"{key}: cannot be read ({error.strerror}); it is the site's public key"
             ) from error
-        known = nodes.get(site)
-        if known and known["key"] == digest:
-            continue
-        if known:
-            gone = ["flwr", "supernode", "unregister", str(known["node"]), "fedkper"]
-            processes.call(gone, place / "link.log", env)
+    return keys
+
+
+def _register(place: Path, keys: dict[str, Path], env: dict[str, str]) -> None:
+    """Makes the sites' keys known to the SuperLink."""
+    nodes = {}
+    for site, key in keys.items():
         words = ["flwr", "supernode", "register", str(key), "fedkper", "--format", "json"]
         answer = json.loads(processes.call(words, place / "link.log", env))
-        nodes[site] = {"node": str(answer["node-id"]), "key": digest}
-        tree.write(path, json.dumps(nodes).encode())
+        nodes[site] = str(answer["node-id"])
+    tree.write(place / "nodes.json", json.dumps(nodes).encode())
 
 
 def _submit(place: Path, env: dict[str, str]) -> None:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,9 @@ from pathlib import Path
 from fedkper.errors import InputError, RunError
 
 STOP_SECONDS = 10.0
+# Whose end is the end of everything that it started, directly or not.
+PARENT = "FEDKPER_PARENT"
+PARENT_SECONDS = 0.5
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -32,6 +36,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
         "NO_PROXY": local,
         "no_proxy": local,
         "PYTHONUNBUFFERED": "1",
+        PARENT: str(os.getpid()),
         **more,
     }
 
@@ -61,6 +66,21 @@ def start(words: Sequence[str], log: Path, env: dict[str, str]) -> subprocess.Po
 
 def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def end_with_parent() -> None:
+    """This process, which Flower started, ends when `fedkper link` or `fedkper site` is gone.
+
+    Flower's own watch interrupts the main thread, which then looks long for a SuperLink that is gone.
+    """
+    parent = int(os.environ[PARENT])
+
+    def watch() -> None:
+        while alive(parent):
+            time.sleep(PARENT_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def call(words: Sequence[str], log: Path, env: dict[str, str], seconds: float = 120) -> str:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
+from torch import Tensor
 
 from fedkper.lanes import Lanes
-from fedkper.losses import ce
+from fedkper.losses import Batch, ce
 from fedkper.method import Method, Update, seen, visits
 from fedkper.ranges import Range
 from fedkper.task import Task
@@ -53,19 +54,24 @@ class FedALA(Method):
         """One step of W, from the gradient with respect to the mixed parameters."""
         return {k: (w - self.eta * grad[k] * gap[k]).clamp(0, 1) for k, w in mix.items()}
 
-    def learned(self, task: Task, shared: Tree, old: Tree, mix: Tree, count: torch.Tensor) -> Tree:
+    def learned(self, task: Task, shared: Tree, old: Tree, mix: Tree, count: Tensor) -> Tree:
         """W after this round's learning. Lanes at their second visit take as many epochs as they need."""
-        gap = {k: shared[k] - old[k] for k in mix}
+        gap, mix = {k: shared[k] - old[k] for k in mix}, {k: w.clone() for k, w in mix.items()}
         going, losses = torch.ones_like(count, dtype=torch.bool), []
-        last = torch.zeros(len(count), device=count.device)
+        last = next(iter(mix.values())).new_zeros(len(count))
+
+        def step(b: Batch, alive: Tensor) -> None:
+            head = {k: v.requires_grad_() for k, v in self.mixed(shared, old, mix).items()}
+            loss = ce(task.model(shared | head, b.x, train=False).logits, b)
+            grads = torch.autograd.grad(loss.sum(), list(head.values()))
+            moved = self.updated(mix, gap, dict(zip(head, grads, strict=True)))
+            for k, w in choose(going & alive, moved, mix).items():
+                mix[k].copy_(w)
+            last.copy_(torch.where(alive, loss.detach(), last))
+
         for _ in range(self.most):
-            for b, alive in task.batches(1, "mixing", self.share):
-                head = {k: v.requires_grad_() for k, v in self.mixed(shared, old, mix).items()}
-                loss = ce(task.model(shared | head, b.x, train=False).logits, b)
-                grads = torch.autograd.grad(loss.sum(), list(head.values()))
-                moved = self.updated(mix, gap, dict(zip(head, grads, strict=True)))
-                mix, last = choose(going & alive, moved, mix), torch.where(alive, loss.detach(), last)
-            losses.append(last)
+            task.each(task.plan(1, "mixing", self.share), step)
+            losses.append(last.clone())
             settled = len(losses) > 10 and torch.stack(losses[-10:]).std(0, correction=0) < self.threshold
             going = going & (count == 1) & ~torch.as_tensor(settled, device=going.device)
             if not bool(going.any()):
