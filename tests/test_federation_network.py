@@ -11,10 +11,13 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -144,6 +147,25 @@ class Network:
             if str(self.folder).encode() in text + words and b"fedkper" in text + words and words:
                 found.append(int(path.parent.name))
         return [pid for pid in found if pid != os.getpid()]
+
+    def working(self, site: str) -> set[int]:
+        """The processes in which a site answers messages."""
+        found = set()
+        for pid in self.children():
+            with suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes()
+                mine = f"FEDKPER_SITE={self.folder / 'sites' / site}\0".encode()
+                if b"flwr-clientapp" in words and mine in Path(f"/proc/{pid}/environ").read_bytes() + b"\0":
+                    found.add(pid)
+        return found
+
+    def held(self, site: str) -> int:
+        """Stops the process that answers the site's next message, and tells its number."""
+        before = self.working(site)
+        self.until(lambda: self.working(site) - before, f"{site}'s next message")
+        (pid,) = self.working(site) - before
+        os.kill(pid, signal.SIGSTOP)
+        return pid
 
     def close(self) -> None:
         for process in self.running.values():
@@ -282,6 +304,54 @@ def test_ditto_survives_the_death_of_a_site_and_of_the_coordinator(
         assert max(float((mine[k] - theirs[k]).abs().max()) for k in theirs) < 1e-5
 
 
+def took_part(net: Network, site: str) -> list[str]:
+    """The rounds whose model a site is part of."""
+    rows = table(net.folder / "run" / "clients.csv")
+    index = str(net.sites.index(site))
+    return [row["round"] for row in rows if row["client"] == index and float(row["weight"] or 0) > 0]
+
+
+@pytest.mark.federation
+def test_a_late_answer_is_dropped_and_the_site_is_back_in_the_next_round(
+    network: Callable[..., Network],
+) -> None:
+    net = network(("ams", "ber", "cph"), "--rounds", 3, "--minimum", 2, "--limit", 45)
+    net.link()
+    for site in net.sites:
+        net.site(site)
+    net.until(lambda: rounds_done(net) == 1, "round 1")
+    slow = net.held("cph")
+    net.until(lambda: rounds_done(net) == 2, "round 2")
+    os.kill(slow, signal.SIGCONT)
+    assert net.ended("link") == 0, net.everything()
+    assert took_part(net, "ams") == took_part(net, "ber") == ["1", "2", "3"]
+    assert took_part(net, "cph") == ["1", "3"]
+    assert "round 2: cph: SILENT" in net.said("link")
+    assert "round 3: cph" not in net.said("link")
+    seconds = float(column(net.folder / "run", "rounds.csv", "train_seconds")[1])
+    assert 45 <= seconds < 60
+
+
+@pytest.mark.federation
+def test_long_training_and_sites_that_come_and_go(network: Callable[..., Network]) -> None:
+    net = network(("ams", "ber"), "--rounds", 4, "--limit", 90, "--tries", 5)
+    net.link()
+    for site in net.sites:
+        net.site(site)
+    net.until(lambda: "joined" in net.said("ams") and "joined" in net.said("ber"), "the joining")
+    slow = net.held("ams")
+    time.sleep(70)  # longer than Flower waits for a sign of life
+    os.kill(slow, signal.SIGCONT)
+    for done in (1, 2, 3):
+        net.until(lambda: rounds_done(net) == done, f"round {done}")  # noqa: B023
+        net.running["ber"].send_signal(signal.SIGTERM)
+        assert net.ended("ber") == 130
+        net.site("ber")
+    assert net.ended("link") == 0, net.everything()
+    assert took_part(net, "ams") == took_part(net, "ber") == ["1", "2", "3", "4"]
+    assert "ams: SILENT" not in net.said("link")
+
+
 @pytest.mark.federation
 def test_when_the_sites_fail_the_link_ends_and_frees_its_port(network: Callable[..., Network]) -> None:
     net = network(("ams", "ber"), "--method", "fedavg", "--tries", 1, "--rounds", 2)
@@ -307,17 +377,17 @@ def test_when_the_sites_fail_the_link_ends_and_frees_its_port(network: Callable[
 
 @pytest.mark.federation
 def test_strangers_and_late_comers(network: Callable[..., Network]) -> None:
-    net = network(("ams", "ber", "cph"), "--wait", 60, "--minimum", 2)
+    net = network(("ams", "ber", "cph"), "--wait", 150, "--minimum", 2)
     stranger = net.folder / "sites/cph/key"
     stranger.unlink()
     subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", stranger], check=True)
     net.link()
     net.site("cph")  # with a key that nobody has registered
     assert net.ended("cph") == 1, net.everything()
-    assert "it does not know its key" in net.said("cph")
+    assert "it does not know this site's key" in net.said("cph")
     net.site("ams")
     assert net.ended("link") == 1, net.everything()
-    assert "needs 2 of 3 sites, 1 joined (ams) within 60 s" in net.said("link")
+    assert "needs 2 of 3 sites, 1 joined (ams) within 150 s" in net.said("link")
     net.running["ams"].send_signal(signal.SIGTERM)
     assert net.ended("ams") == 130
     time.sleep(1)
@@ -362,6 +432,53 @@ def test_no_process_connects_to_anything_but_this_machine(
     assert all(found.values()), found
     addresses = {v4 or v6 for pairs in found.values() for v4, v6 in pairs}
     assert addresses <= {"127.0.0.1", "::1", "0.0.0.0"}, found
+
+
+def answered(port: int, path: str, authority: Path) -> int:
+    """The status of an HTTPS answer."""
+    context = ssl.create_default_context(cafile=authority)
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )
+    try:
+        with opener.open(f"https://localhost:{port}{path}", timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.federation
+@pytest.mark.skipif(shutil.which("nginx") is None or os.geteuid() != 0, reason="nginx, as root, is missing")
+def test_the_proxy_of_the_deploy_example_shows_the_sites_part_only(
+    network: Callable[..., Network], tmp_path: Path
+) -> None:
+    port = processes.free_port()
+    net = network(("ams", "ber"), "--method", "fedavg", "--rounds", 1, "--address", f"localhost:{port}")
+    text = (Path(__file__).parents[1] / "deploy/nginx.conf").read_text()
+    for old, new in {
+        "/srv/fedkper": str(net.folder),
+        "/var/log/nginx": str(tmp_path),
+        "coordinator.example": "localhost",
+        "listen 443": f"listen 127.0.0.1:{port}",
+        "127.0.0.1:9443": f"127.0.0.1:{net.port}",
+    }.items():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "nginx.conf").write_text(text)
+    words = f"daemon off; pid {tmp_path}/nginx.pid; error_log {tmp_path}/error.log;"
+    net.running["nginx"] = subprocess.Popen(["nginx", "-c", tmp_path / "nginx.conf", "-g", words])
+    net.link()
+    for site in net.sites:
+        net.site(site)
+    net.until(lambda: "joined" in net.said("ams"), "the joining")
+    authority = net.folder / "coordinator/ca.crt"
+    assert answered(net.port, "/health", authority) == 200
+    for hidden in ("/health", "/v1/control/", "/v1/runtime/", "/v1/fleet/../control/", "/docs", "/"):
+        assert answered(port, hidden, authority) == 404, hidden
+    assert net.ended("link") == 0, net.everything()
+    assert [net.ended(name) for name in net.sites] == [0, 0], net.everything()
+    seen = (tmp_path / "fedkper.log").read_text().splitlines()
+    assert len([line for line in seen if "/v1/fleet/" in line and '" 200 ' in line]) > 20
 
 
 WIDE = """

@@ -171,6 +171,11 @@ def test_class_names_in_the_file(tmp_path: Path) -> None:
     few = medmnist.load(str(save(tmp_path / "a.npz", labels=Y % 2, classes=names)), tmp_path)
     assert few.classes == ("cyst", "normal", "tumour")
     assert "no train image of class tumour" in few.notices[0]
+    one = medmnist.load(str(save(tmp_path / "h.npz", labels=0 * Y + 1, classes=names)), tmp_path)
+    assert (one.classes, set(one.train_y), set(one.test_y)) == (("cyst", "normal", "tumour"), {1}, {1})
+    assert "no train image of class cyst, tumour" in one.notices[0]
+    refused(save(tmp_path / "i.npz", labels=0 * Y + 3, classes=names), "row 0", "outside the classes 0 to 2")
+    refused(save(tmp_path / "j.npz", labels=0 * Y, classes=names[:1]), "only one class")
     one_based = medmnist.load(str(save(tmp_path / "b.npz", labels=Y % 3 + 1, classes=names)), tmp_path)
     assert one_based.classes == ("cyst", "normal", "tumour")
     assert one_based.source["mapping"] == {"1": 0, "2": 1, "3": 2}

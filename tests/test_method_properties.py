@@ -337,6 +337,19 @@ def test_the_teacher_is_the_received_model_in_evaluation_mode_and_stays_so() -> 
     assert_close(fixed, copies[1], 0)
 
 
+@pytest.mark.parametrize("module", [Small, Normed])
+def test_a_teacher_that_answers_anew_gives_the_same_model(module: Any) -> None:
+    model = lanes_of(module)
+    task = task_of(model, [9, 6], epochs=2, batch=4)
+    received = repeated(model.init() | noisy(model.parameters(model.init())), 2)
+    trained = []
+    for method in (FedKPer(), FedKPer(cached=False)):
+        theta, fixed = method.start(task, received, {})
+        trained.append(task.fit(lambda t, b, m=method, f=fixed: m.loss(task, t, f, b), theta))  # type: ignore[misc]
+    assert_close(trained[0], trained[1], 1e-5)
+    assert any(bool((trained[0][k] != received[k]).any()) for k in received)
+
+
 def test_every_mini_batch_has_its_own_trust() -> None:
     """Two samples on which the teacher is right, one on which it is wrong, in batches of two."""
     teacher = torch.tensor([[[3.0, 0], [3.0, 0], [3.0, 0]]])

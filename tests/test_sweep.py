@@ -92,17 +92,18 @@ def workers(parent: int) -> list[int]:
 # --- killed anywhere -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kills", [4, pytest.param(10, marks=pytest.mark.long)])
 def test_killed_at_any_moment_it_ends_with_the_same_table(
-    base: list[Any], whole: Path, tmp_path: Path
+    base: list[Any], whole: Path, tmp_path: Path, kills: int
 ) -> None:
-    folder, log, draw = tmp_path / "sweep", tmp_path / "log", random.Random(1)
+    folder, log, draw = tmp_path / "sweep", tmp_path / "log", random.Random(kills)
     reached = []
-    for number in range(5):
+    for number in range(kills):
         child = process(log, *base, *CELLS, "--out", folder)
         if number % 2:  # while it checks, starts its workers or resumes
             child.join(draw.uniform(0.1, 2))
         else:
-            aim = rounds_in(folder) + draw.randint(1, 8)
+            aim = rounds_in(folder) + draw.randint(1, 8 if kills < 10 else 2)
             wait_until(lambda aim=aim: rounds_in(folder) >= aim, child.is_alive)  # type: ignore[misc]
             child.join(draw.uniform(0, 0.1))
         child.kill()

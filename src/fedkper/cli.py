@@ -10,10 +10,13 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fedkper import __version__
 from fedkper.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    from fedkper.options import Command
 
 HELP = """usage: fedkper COMMAND [options]
 
@@ -85,34 +88,18 @@ def dispatch(words: list[str]) -> int:
     return _act(known[name], words[at + 1 :], f"fedkper {' '.join(words[: at + 1])}")
 
 
-def _act(command: Any, words: list[str], prog: str) -> int:
+def _act(command: type[Command], words: list[str], prog: str) -> int:
     """Reads a command's options and carries it out, or shows its help."""
-    from fedkper import cli_paper, cli_run, cli_sweep, options
+    from fedkper import options
 
     if "-h" in words or "--help" in words:
         return _help(command, prog)
-    if command is cli_run.Run:
-        words = _resume_folder(words)
-    if command is cli_sweep.Sweep:
-        words = cli_sweep.merged(words)
-    values = options.read(command, words, prog)
-    if command is cli_run.Compare and "method" in values:
-        raise InputError("--method: compare takes --methods")
-    if issubclass(command, cli_paper.Paper):
-        cli_paper.refuse(values)
-    if "seed" in values and "seeds" in values:
-        raise InputError("--seed and --seeds: use one of them")
-    if command is cli_run.Compare and "methods" not in values and "config" in values:
-        values |= options.methods_in(values["config"])
-    if command is cli_sweep.Sweep:
-        values = cli_sweep.given(values)
-    if issubclass(command, options.Options):
-        values = options.defaults(values) | values
-    command(**values).act()
+    values = options.read(command, command.heard(words), prog)
+    command(**command.meant(values)).act()
     return 0
 
 
-def _help(command: Any, prog: str) -> int:
+def _help(command: type[Command], prog: str) -> int:
     import tyro
 
     try:
@@ -120,16 +107,6 @@ def _help(command: Any, prog: str) -> int:
     except SystemExit as done:
         return int(done.code or 0)
     return 0
-
-
-def _resume_folder(words: list[str]) -> list[str]:
-    """`--resume FOLDER` and `--resume=FOLDER` are `--resume --out FOLDER`."""
-    for at, word in enumerate(words):
-        if word.startswith("--resume="):
-            return [*words[:at], "--resume", "--out", word.partition("=")[2], *words[at + 1 :]]
-        if word == "--resume" and at + 1 < len(words) and not words[at + 1].startswith("-"):
-            return [*words[: at + 1], "--out", *words[at + 1 :]]
-    return words
 
 
 if __name__ == "__main__":

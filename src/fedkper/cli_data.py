@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import tyro
 
@@ -13,11 +12,11 @@ from fedkper.data import medmnist, partition_file
 from fedkper.data import partition as partitions
 from fedkper.data.dataset import Dataset
 from fedkper.errors import InputError
-from fedkper.options import OptionalPath, Options, refuse_size
+from fedkper.options import Command, OptionalPath, Options, refuse_size
 
 
 @dataclass(frozen=True)
-class List:
+class List(Command):
     """The published sets: counts, classes, channels, licence, and whether the file is there."""
 
     data: OptionalPath = None
@@ -31,7 +30,7 @@ class List:
 
 
 @dataclass(frozen=True)
-class OneSet:
+class OneSet(Command):
     """What the commands on one set take."""
 
     name: tyro.conf.Positional[str]
@@ -104,4 +103,4 @@ class Split(Options):
         tables.line(f"picture: {folder / 'partition.png'}")
 
 
-COMMANDS: dict[str, Any] = {"list": List, "get": Get, "show": Show, "split": Split}
+COMMANDS: dict[str, type[Command]] = {"list": List, "get": Get, "show": Show, "split": Split}

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -15,7 +15,7 @@ from fedkper.errors import InputError, RunError
 from fedkper.export import export, imagefiles, predict, tidy
 from fedkper.export.imagefiles import Picture
 from fedkper.export.predict import ONNX, SAFETENSORS
-from fedkper.options import OptionalPath
+from fedkper.options import Command, OptionalPath
 from fedkper.ranges import Range, check
 from fedkper.run import Execution
 
@@ -24,7 +24,7 @@ OptionalClient = Annotated[int | None, Range(0, 999_999), tyro.conf.arg(metavar=
 
 
 @dataclass(frozen=True)
-class Export:
+class Export(Command):
     """Numbers and models out of runs: --curves for one table of all numbers, --model for a model."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
@@ -103,7 +103,7 @@ def _where(taken: export.Taken, given: Path | None) -> tuple[Execution, str | No
 
 
 @dataclass(frozen=True)
-class Predict:
+class Predict(Command):
     """The classes of images, by an exported model: a line of CSV each, with a probability a class."""
 
     model: tyro.conf.Positional[Path]
@@ -154,4 +154,4 @@ def refuse_folder(option: str, file: Path) -> None:
         raise InputError(f"{option} {file}: its folder {file.parent} does not exist")
 
 
-COMMANDS: dict[str, Any] = {"export": Export, "predict": Predict}
+COMMANDS: dict[str, type[Command]] = {"export": Export, "predict": Predict}

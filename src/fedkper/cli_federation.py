@@ -7,19 +7,19 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from fedkper import data, metrics, record, run, tables
 from fedkper.errors import InputError
 from fedkper.experiment import Experiment
-from fedkper.options import OptionalPath, refuse_idle
+from fedkper.options import Command, OptionalPath, refuse_idle
 from fedkper.ranges import Range, check
 
 
 @dataclass(frozen=True, kw_only=True)
-class New(Experiment):
+class New(Experiment, Command):
     """A new federation's folder: settings, certificates, a key pair for each site, and a README.
 
     The data set named by --dataset says which images and classes the federation has; its images are not used.
@@ -92,7 +92,7 @@ class New(Experiment):
 
 
 @dataclass(frozen=True)
-class Status:
+class Status(Command):
     """Where a federation stands: its sites, its round, what went wrong last."""
 
     folder: tyro.conf.Positional[Path]
@@ -130,7 +130,7 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Link:
+class Link(Command):
     """Runs a federation's coordinator to its end, or goes on where it was stopped."""
 
     folder: tyro.conf.Positional[Path]
@@ -148,7 +148,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class TakePart:
+class TakePart(Command):
     """Runs a hospital's node until its federation is finished. The data stay here."""
 
     folder: tyro.conf.Positional[Path]
@@ -181,5 +181,5 @@ class TakePart:
         tables.line(f"what was sent: {self.folder / 'audit.jsonl'}")
 
 
-COMMANDS: dict[str, Any] = {"link": Link, "site": TakePart}
-GROUP: dict[str, Any] = {"new": New, "status": Status}
+COMMANDS: dict[str, type[Command]] = {"link": Link, "site": TakePart}
+GROUP: dict[str, type[Command]] = {"new": New, "status": Status}

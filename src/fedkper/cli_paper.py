@@ -18,7 +18,7 @@ from fedkper.errors import InputError, RunError
 from fedkper.experiment import PRESETS, Experiment
 from fedkper.methods import METHODS
 from fedkper.methods import parse as parse_method
-from fedkper.options import OptionalPath, Options
+from fedkper.options import Command, OptionalPath, Options
 from fedkper.paper import efficiency as paper_efficiency
 from fedkper.paper import figures as paper_figures
 from fedkper.paper import missing as paper_missing
@@ -77,6 +77,12 @@ class Paper(Options):
     workers: Annotated[int | None, tyro.conf.Suppress] = None
     partition_file: Annotated[Path | None, tyro.conf.Suppress] = None
     track: Annotated[Path | None, tyro.conf.Suppress] = None
+
+    @classmethod
+    def meant(cls, values: dict[str, Any]) -> dict[str, Any]:
+        for name in values.keys() & REFUSED.keys():
+            raise InputError(f"--{name.replace('_', '-')}: has no use here; {REFUSED[name]}")
+        return super().meant(values)
 
     def act(self) -> None:
         check(self)
@@ -268,13 +274,7 @@ class All(Paper):
     needs = (*METHODS, *ARMS[1:3])
 
 
-COMMANDS: dict[str, Any] = {"table1": Table1, "fig3": Fig3, "fig4": Fig4, "fig5": Fig5, "all": All}
-
-
-def refuse(values: dict[str, Any]) -> None:
-    """Raises InputError for an option of a single run."""
-    for name in values.keys() & REFUSED.keys():
-        raise InputError(f"--{name.replace('_', '-')}: has no use here; {REFUSED[name]}")
+COMMANDS: dict[str, type[Command]] = {"table1": Table1, "fig3": Fig3, "fig4": Fig4, "fig5": Fig5, "all": All}
 
 
 def _runs_in(folder: Path) -> list[Path]:

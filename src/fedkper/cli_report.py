@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tyro
 
 from fedkper import tables
 from fedkper.errors import InputError
-from fedkper.options import OptionalPath
+from fedkper.options import Command, OptionalPath
 
 NAME = "report.html"
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Command):
     """One HTML file on runs, to open in a browser, to send and to print; it needs no network.
 
     It says which method, for whom and at what price, and shows the numbers behind that: the table, curves,
@@ -46,4 +45,4 @@ class Report:
         tables.line(f"report: {path}")
 
 
-COMMANDS: dict[str, Any] = {"report": Report}
+COMMANDS: dict[str, type[Command]] = {"report": Report}

@@ -17,9 +17,9 @@ from rich.progress import Progress
 
 from fedkper import folders, metrics, record, run, tables
 from fedkper.data.dataset import Dataset
-from fedkper.errors import RunError
-from fedkper.experiment import Experiment
-from fedkper.options import Options
+from fedkper.errors import InputError, RunError
+from fedkper.experiment import Experiment, from_file, read_file
+from fedkper.options import Command, Options
 from fedkper.run import Execution
 from fedkper.sweep.cells import short
 
@@ -30,6 +30,16 @@ class Run(Options):
 
     resume: bool = False
     """go on with the run in --out, which is also taken as --resume FOLDER"""
+
+    @classmethod
+    def heard(cls, words: list[str]) -> list[str]:
+        """`--resume FOLDER` and `--resume=FOLDER` are `--resume --out FOLDER`."""
+        for at, word in enumerate(words):
+            if word.startswith("--resume="):
+                return [*words[:at], "--resume", "--out", word.partition("=")[2], *words[at + 1 :]]
+            if word == "--resume" and at + 1 < len(words) and not words[at + 1].startswith("-"):
+                return [*words[: at + 1], "--out", *words[at + 1 :]]
+        return words
 
     def act(self) -> None:
         experiment, execution = self.experiment().checked(), self.execution()
@@ -60,6 +70,18 @@ class Compare(Options):
     """methods to compare, each as --method takes it"""
     seeds: Annotated[tuple[int, ...], tyro.conf.arg(help_behavior_hint="")] = ()
     """seeds; --seed alone if not given"""
+
+    @classmethod
+    def meant(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """A file's method is the one to compare, if --methods names none."""
+        if "method" in values:
+            raise InputError("--method: compare takes --methods")
+        if "methods" not in values and "config" in values:
+            found = read_file(values["config"])
+            inner = found.get("experiment")
+            if "method" in (inner if isinstance(inner, dict) else found):
+                values = values | {"methods": (from_file(values["config"]).method,)}
+        return super().meant(values)
 
     def act(self) -> None:
         execution, base = self.execution(), self.experiment()
@@ -96,7 +118,7 @@ class Compare(Options):
 
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(Command):
     """The table of results again, from the folders of runs."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
@@ -112,7 +134,7 @@ class Summary:
         tables.results(rows, "run")
 
 
-COMMANDS: dict[str, Any] = {"run": Run, "compare": Compare, "summary": Summary}
+COMMANDS: dict[str, type[Command]] = {"run": Run, "compare": Compare, "summary": Summary}
 
 
 class _Part(NamedTuple):

@@ -14,7 +14,7 @@ import tyro
 from fedkper import folders, metrics, record, tables
 from fedkper.errors import InputError, RunError
 from fedkper.experiment import Experiment
-from fedkper.options import OptionalPath, Options, refuse_idle
+from fedkper.options import Command, OptionalPath, Options, refuse_idle
 from fedkper.ranges import Range, check
 from fedkper.sweep import grid, sweep
 from fedkper.sweep.cells import setting, short
@@ -52,6 +52,14 @@ class Sweep(Options):
     ray: Annotated[str, tyro.conf.arg(metavar="ADDRESS", help_behavior_hint="")] = ""
     """run on a Ray cluster: its address, or local; the folders must be shared by all machines"""
 
+    @classmethod
+    def heard(cls, words: list[str]) -> list[str]:
+        return merged(words)
+
+    @classmethod
+    def meant(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return super().meant(given(values))
+
     def act(self) -> None:
         check(self)
         asked = _asked(dataclasses.asdict(self))
@@ -80,7 +88,7 @@ class Sweep(Options):
             raise RunError(_failures(failed, len(cells), again))
 
 
-COMMANDS: dict[str, Any] = {"sweep": Sweep}
+COMMANDS: dict[str, type[Command]] = {"sweep": Sweep}
 
 
 def merged(words: Sequence[str]) -> list[str]:

@@ -187,14 +187,6 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
 
 
-class Done(NamedTuple):
-    """What a call returned, which worker did it, and its seconds there."""
-
-    value: Any
-    worker: int
-    seconds: float
-
-
 class Executor(Protocol):
     """Where calls are carried out."""
 
@@ -203,8 +195,8 @@ class Executor(Protocol):
 
     def plan(self, clients: Sequence[int]) -> list[list[int]]: ...
     def broadcast(self, name: str, *args: Any) -> None: ...
-    def each(self, calls: Sequence[Call]) -> Iterator[tuple[int, Done]]: ...
-    def run(self, calls: Sequence[Call]) -> list[Done]: ...
+    def each(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]: ...
+    def run(self, calls: Sequence[Call]) -> list[Any]: ...
     def close(self) -> None: ...
 
 
@@ -253,15 +245,14 @@ class Here:
     def broadcast(self, name: str, *args: Any) -> None:
         getattr(self.worker, name)(*args)
 
-    def each(self, calls: Sequence[Call]) -> Iterator[tuple[int, Done]]:
+    def each(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
         """Which call is done, and its result, as they come."""
         for at, call in enumerate(calls):
-            value, seconds = timed(self.worker, call.name, call.args)
-            yield at, Done(value, 0, seconds)
+            yield at, answer(self.worker, call.name, call.args)
 
-    def run(self, calls: Sequence[Call]) -> list[Done]:
+    def run(self, calls: Sequence[Call]) -> list[Any]:
         """The results in the order of the calls."""
-        return [done for _, done in self.each(calls)]
+        return [value for _, value in self.each(calls)]
 
     def close(self) -> None:
         pass
@@ -272,11 +263,10 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def timed(worker: Worker, name: str, args: tuple[Any, ...]) -> tuple[Any, float]:
-    """What a method of the worker returns, and its seconds. Raises RunError for whatever goes wrong in it."""
-    start = time.perf_counter()
+def answer(worker: Worker, name: str, args: tuple[Any, ...]) -> Any:
+    """What a method of the worker returns. Raises RunError for whatever goes wrong in it."""
     try:
-        return getattr(worker, name)(*args), time.perf_counter() - start
+        return getattr(worker, name)(*args)
     except RunError:
         raise
     except Exception as error:  # a user's own method or model may raise anything

@@ -27,8 +27,26 @@ OptionalInt = Annotated[
 ]
 
 
+class Command:
+    """A command: its fields are its options."""
+
+    @classmethod
+    def heard(cls, words: list[str]) -> list[str]:
+        """The words in the form that `read` takes."""
+        return words
+
+    @classmethod
+    def meant(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The values that were named, with what follows from them. Raises InputError if they clash."""
+        return values
+
+    def act(self) -> None:
+        """Carries the command out."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Options(Experiment):
+class Options(Experiment, Command):
     """What every command that trains takes: the experiment, and how and where to run it."""
 
     data: OptionalPath = None
@@ -53,6 +71,12 @@ class Options(Experiment):
     """a run.json, to repeat that run, or a JSON file with some options; options beside it win"""
     track: OptionalPath = None
     """folder in which TensorBoard finds the curves while the run goes on; changes no number"""
+
+    @classmethod
+    def meant(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if {"seed", "seeds"} <= values.keys():
+            raise InputError("--seed and --seeds: use one of them")
+        return defaults(values) | values
 
     def experiment(self) -> Experiment:
         """The experiment. Raises InputError for an option that would have no effect in it."""
@@ -151,14 +175,6 @@ def _take_positional(
         raise InputError(f"{prog}: '{word}' is one too many")
     value = _one(word, hints[name], f"{prog}: {name.upper()}")
     values[name] = (*values.get(name, ()), value) if many else value
-
-
-def methods_in(config: Path) -> dict[str, Any]:
-    """The method that a file of options names, for compare; nothing if it names none."""
-    values = read_file(config)
-    inner = values.get("experiment")
-    named = "method" in (inner if isinstance(inner, dict) else values)
-    return {"methods": (from_file(config).method,)} if named else {}
 
 
 def defaults(given: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import torch.multiprocessing  # registers how tensors in shared memory travel
 from torch import Tensor
 
 from fedkper.errors import RunError
-from fedkper.execute import JOB, Call, Done, Worker, settle, timed
+from fedkper.execute import JOB, Call, Worker, answer, settle
 from fedkper.experiment import Experiment
 from fedkper.site import Site
 
@@ -75,12 +75,12 @@ class Pool:
         for worker in range(self.size):
             self._receive(worker)
 
-    def run(self, calls: Sequence[Call]) -> list[Done]:
+    def run(self, calls: Sequence[Call]) -> list[Any]:
         """The results in the order of the calls."""
         done = dict(self.each(calls))
         return [done[at] for at in range(len(calls))]
 
-    def each(self, calls: Sequence[Call]) -> Iterator[tuple[int, Done]]:
+    def each(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
         """Which call is done, and its result, as they come."""
         queue = deque(range(len(calls)))
         busy: dict[int, int] = {}
@@ -95,10 +95,9 @@ class Pool:
         while busy:
             for pipe in wait([self.pipes[w] for w in busy]):
                 worker = self.pipes.index(pipe)  # type: ignore[arg-type]
-                value, seconds = self._receive(worker)
-                at = busy.pop(worker)
+                value, at = self._receive(worker), busy.pop(worker)
                 feed(worker)
-                yield at, Done(value, worker, seconds)
+                yield at, value
 
     def _send(self, worker: int, message: Any) -> None:
         self._send_bytes(worker, _pack(message))
@@ -203,6 +202,6 @@ def _serve(pipe: Connection, experiment: Experiment) -> None:
 
 def _answer(worker: Worker, name: str, args: tuple[Any, ...]) -> tuple[bool, Any]:
     try:
-        return True, timed(worker, name, args)
+        return True, answer(worker, name, args)
     except RunError as error:
         return False, str(error)

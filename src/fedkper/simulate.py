@@ -168,8 +168,8 @@ def _train(riding: dict[int, Member], states: Sequence[State], pool: Executor) -
     trained: dict[int, Trained] = {}
     logits: dict[int, tuple[Tensor, Tensor | None]] = {}
     training = scoring = 0.0
-    for at, done in pool.each(calls):
-        visit: Visit = done.value
+    visit: Visit
+    for at, visit in pool.each(calls):
         for c, one in zip(groups[at], visit.trained, strict=True):
             trained[c] = one._replace(update=_placed(one.update, beside[c // count], row[c]))
         logits |= dict(zip(groups[at], visit.logits, strict=True))

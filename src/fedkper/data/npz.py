@@ -229,9 +229,10 @@ def _targets(
         what = f"one-hot with {sorted(widths)} columns for {len(names) if names else 'as many'} classes"
         raise file.error("train_labels, test_labels", what, "Use one column per class in both splits")
     values = [int(value) for value in np.union1d(a, b)]
-    if len(values) == 1:
+    if len(values) == 1 and len(raw.get("classes", ())) < 2:
         what = f"only one class: every label is {values[0]}"
-        raise file.error("train_labels, test_labels", what, "Classification needs at least two classes")
+        remedy = "Classification needs at least two: name the classes in the text array `classes`"
+        raise file.error("train_labels, test_labels", what, remedy)
     known = len(names) if names else max(widths, default=None)
     fits = values[0] >= 0 and values[-1] < (known or len(values))
     mapping: dict[str, int] = {}

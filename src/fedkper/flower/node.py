@@ -23,6 +23,10 @@ PARTING_SECONDS = 6.0
 # After this a SuperNode of Flower 1.42 no longer works, but its process lives on.
 STUCK = "SSL/TLS handshake error detected"
 
+# Flower's code for both, which only time tells apart.
+REFUSED = "[code: 2004]"
+TURNED_AWAY = "it does not know this site's key, or still takes another node with that key for connected"
+
 Tell = Callable[[str], None]
 
 
@@ -127,13 +131,11 @@ def _follow(folder: Path, name: str, node: Node, tell: Tell) -> None:
                 raise InputError(f"{name} cannot join: {status['code']}: {status['text']}")
         if said := node.broken():
             failing = failing or time.monotonic()
+            cause = f": {TURNED_AWAY}" if REFUSED in said else ""
             if time.monotonic() - failing > LEASE_SECONDS:
-                raise RunError(
-                    f"the coordinator turns this site away ({said}): it does not know its key, or takes "
-                    f"another node with the same key for connected; see {node.log}"
-                )
+                raise RunError(f"the coordinator turns this site away ({said}){cause}; see {node.log}")
             if said != told:
-                tell(f"not connected ({said}); trying again")
+                tell(f"not connected ({said}){cause}; trying again for {LEASE_SECONDS:g} s")
             told = said
             node.stop()
             time.sleep(RETRY_SECONDS)

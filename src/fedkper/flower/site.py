@@ -186,7 +186,7 @@ class Hospital:
             self._log(f"the own state after round {last} is not here: the site starts afresh")
         self.pool.broadcast("receive", request.trees["shared"], {})
         call = Call("visit", ([self.index], t, [kept], [self.own.path(t + 1)]))
-        visit: Visit = self.pool.run([call])[0].value
+        visit: Visit = self.pool.run([call])[0]
         (trained,) = visit.trained
         update = trained.update
         if trained.checksum:
