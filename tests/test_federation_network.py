@@ -120,8 +120,8 @@ class Network:
         path = self.folder / f"{name}.out"
         return path.read_text() if path.exists() else ""
 
-    def until(self, condition: Callable[[], Any], what: str) -> None:
-        end = time.monotonic() + LONG
+    def until(self, condition: Callable[[], Any], what: str, seconds: float = LONG) -> None:
+        end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, f"{what} did not come: {self.everything()}"
             time.sleep(0.2)
@@ -144,9 +144,9 @@ class Network:
                 words = (path.parent / "cmdline").read_bytes()
             except OSError:
                 continue
-            if str(self.folder).encode() in text + words and b"fedkper" in text + words and words:
+            if words and str(self.folder).encode() in text + words:
                 found.append(int(path.parent.name))
-        return [pid for pid in found if pid != os.getpid()]
+        return found
 
     def working(self, site: str) -> set[int]:
         """The processes in which a site answers messages."""
@@ -159,11 +159,10 @@ class Network:
                     found.add(pid)
         return found
 
-    def held(self, site: str) -> int:
-        """Stops the process that answers the site's next message, and tells its number."""
-        before = self.working(site)
-        self.until(lambda: self.working(site) - before, f"{site}'s next message")
-        (pid,) = self.working(site) - before
+    def held(self, site: str, round: int) -> int:
+        """Stops the process in which a site trains, and tells its number."""
+        self.until(lambda: f"round {round}: training" in self.said(site), f"round {round} at {site}")
+        (pid,) = self.working(site)
         os.kill(pid, signal.SIGSTOP)
         return pid
 
@@ -244,8 +243,7 @@ def test_fedkper_over_tls_gives_the_simulators_numbers(
     assert fedkper("federation", "status", net.folder) == 0
     assert "finished" in capsys.readouterr().out
     assert fedkper("summary", net.folder / "run") == 0
-    time.sleep(1)
-    assert net.children() == []
+    net.until(lambda: not net.children(), "the end of every process", 30)
     processes.require_free("127.0.0.1", net.port)
 
 
@@ -304,6 +302,10 @@ def test_ditto_survives_the_death_of_a_site_and_of_the_coordinator(
         assert max(float((mine[k] - theirs[k]).abs().max()) for k in theirs) < 1e-5
 
 
+# Seconds of training on a few images.
+SLOWLY = ("--epochs", 600)
+
+
 def took_part(net: Network, site: str) -> list[str]:
     """The rounds whose model a site is part of."""
     rows = table(net.folder / "run" / "clients.csv")
@@ -315,12 +317,11 @@ def took_part(net: Network, site: str) -> list[str]:
 def test_a_late_answer_is_dropped_and_the_site_is_back_in_the_next_round(
     network: Callable[..., Network],
 ) -> None:
-    net = network(("ams", "ber", "cph"), "--rounds", 3, "--minimum", 2, "--limit", 45)
+    net = network(("ams", "ber", "cph"), "--rounds", 3, "--minimum", 2, "--limit", 45, *SLOWLY)
     net.link()
     for site in net.sites:
         net.site(site)
-    net.until(lambda: rounds_done(net) == 1, "round 1")
-    slow = net.held("cph")
+    slow = net.held("cph", 2)
     net.until(lambda: rounds_done(net) == 2, "round 2")
     os.kill(slow, signal.SIGCONT)
     assert net.ended("link") == 0, net.everything()
@@ -334,12 +335,11 @@ def test_a_late_answer_is_dropped_and_the_site_is_back_in_the_next_round(
 
 @pytest.mark.federation
 def test_long_training_and_sites_that_come_and_go(network: Callable[..., Network]) -> None:
-    net = network(("ams", "ber"), "--rounds", 4, "--limit", 90, "--tries", 5)
+    net = network(("ams", "ber"), "--rounds", 4, "--limit", 90, "--tries", 5, *SLOWLY)
     net.link()
     for site in net.sites:
         net.site(site)
-    net.until(lambda: "joined" in net.said("ams") and "joined" in net.said("ber"), "the joining")
-    slow = net.held("ams")
+    slow = net.held("ams", 1)
     time.sleep(70)  # longer than Flower waits for a sign of life
     os.kill(slow, signal.SIGCONT)
     for done in (1, 2, 3):
@@ -390,8 +390,7 @@ def test_strangers_and_late_comers(network: Callable[..., Network]) -> None:
     assert "needs 2 of 3 sites, 1 joined (ams) within 150 s" in net.said("link")
     net.running["ams"].send_signal(signal.SIGTERM)
     assert net.ended("ams") == 130
-    time.sleep(1)
-    assert net.children() == []
+    net.until(lambda: not net.children(), "the end of every process", 30)
 
 
 @pytest.mark.federation

@@ -42,8 +42,9 @@ from fedkper.methods.fedntd import FedNTD
 from fedkper.methods.fedprox import FedProx
 from fedkper.methods.moon import MOON
 from fedkper.models import CNN
-from fedkper.record import Record, read_curves, read_events
+from fedkper.record import Record
 from fedkper.run import Execution, start
+from fedkper.runfiles import read_curves, read_events
 from fedkper.scores import Answers
 from fedkper.site import Site, site_of
 from fedkper.task import SGD, Task

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from federation import run_site, site
-from fedkper import record, tree
+from fedkper import runfiles, tree
 from fedkper.methods import METHODS
 
 STORED = Path(__file__).with_name("reference.json")
@@ -22,7 +22,7 @@ STORED = Path(__file__).with_name("reference.json")
 def numbers(name: str, folder: Path) -> dict[str, list[float]]:
     """Of four rounds of five small clients: accuracies by round, and the norm of each leaf that is shared."""
     run_site(site(name, rounds=4), folder)
-    curves = record.read_curves(folder)
+    curves = runfiles.read_curves(folder)
     shared = tree.load(max((folder / "checkpoint").glob("shared-*")))
     local = [math.fsum(v or 0 for v in row.values()) for row in curves.local_acc]
     norms = [float(leaf.double().norm()) for leaf in shared.values()]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedkper import metrics, record, tables
+from fedkper import metrics, runfiles, tables
 from fedkper.report import verdict
 from fedkper.report.collect import collect
 from fedkper.report.shape import COLUMNS, SCORE_COLUMNS
@@ -141,7 +141,7 @@ def test_the_numbers_of_a_run_are_those_of_its_summary(runs: Path, method: str, 
 def test_several_seeds_are_averaged(runs: Path, tmp_path: Path) -> None:
     page = reported(runs, out=tmp_path / "r.html")
     for method, name in zip(METHODS, ("FedAvg", "FedKPer"), strict=True):
-        curves = [record.read_curves(runs / f"{method}-seed{seed}") for seed in (1, 2)]
+        curves = [runfiles.read_curves(runs / f"{method}-seed{seed}") for seed in (1, 2)]
         want = metrics.over_runs(curves)
         assert page.table(name) == {key: want[key]["mean"] for key in COLUMNS}
     assert "2 seeds" in page.shown
@@ -329,7 +329,7 @@ def test_without_the_data_the_local_test_parts_are_counted(runs: Path, tmp_path:
     held = collect([tmp_path / "run"]).sections[0].holdings
     assert held is not None
     assert "local test parts, a fifth" in held.what
-    sizes = record.read_curves(tmp_path / "run").local_n
+    sizes = runfiles.read_curves(tmp_path / "run").local_n
     assert {k: sum(counts) for k, counts in held.counts.items()} == {k: n for k, n in sizes.items() if n}
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from fedkper import record
+from fedkper import runfiles
 from fedkper.errors import InputError
 from fedkper.scores import BINS, Answers, balanced_accuracy, macro_f1, recalls
 from terminal import TINY, fedkper
@@ -109,7 +109,7 @@ def test_what_a_run_records(folder: Path) -> None:
         rounds = list(csv.DictReader(file))
     with open(folder / "clients.csv") as file:
         clients = list(csv.DictReader(file))
-    found = record.read_confusion(folder)
+    found = runfiles.read_confusion(folder)
     assert Counter(model for _, model, _ in found) == {"global": 12, "local": 24, "global_on_local": 50}
     assert {t for t, model, _ in found if model == "global_on_local"} == set(range(1, 11))
     for row in rounds:
@@ -122,7 +122,7 @@ def test_what_a_run_records(folder: Path) -> None:
         assert (here in found) == (row["sampled"] == "1")
         if here in found:
             assert found[here].diagonal().sum() / found[here].sum() == float(row["local_acc"])
-    bins = record.read_calibration(folder)
+    bins = runfiles.read_calibration(folder)
     assert list(bins) == list(range(1, 11))
     size = found[10, "global", None].sum()
     gap = sum(b.samples * abs(b.confidence - b.accuracy) for b in bins[10]) / size
@@ -149,4 +149,4 @@ def test_a_damaged_table_is_named(folder: Path, line: str, tmp_path: Path) -> No
     (tmp_path / "run.json").write_bytes((folder / "run.json").read_bytes())
     (tmp_path / "confusion.csv").write_text(f"round,model,client,true,predicted,count\n{line}\n")
     with pytest.raises(InputError, match=r"confusion\.csv: damaged"):
-        record.read_confusion(tmp_path)
+        runfiles.read_confusion(tmp_path)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fedkper import data, metrics, record, run, tables
+from fedkper import data, metrics, run, runfiles, tables
 from fedkper.errors import InputError
 from fedkper.experiment import Experiment
 from fedkper.options import Command, OptionalPath, refuse_idle
@@ -141,9 +141,9 @@ class Link(Command):
 
         link.link(self.folder, lambda text: tables.line(text, file=tables.err))
         folder = self.folder / "run"
-        tables.rejected([e for e in record.read_events(folder) if e["event"] == "rejected"], folder)
+        tables.rejected([e for e in runfiles.read_events(folder) if e["event"] == "rejected"], folder)
         experiment = run.stored_experiment(folder)
-        tables.results([(experiment.method, metrics.summarise(record.read_curves(folder)))], "method")
+        tables.results([(experiment.method, metrics.summarise(runfiles.read_curves(folder)))], "method")
         tables.line(f"run folder: {folder}")
 
 

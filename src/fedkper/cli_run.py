@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 from rich.progress import Progress
 
-from fedkper import folders, metrics, record, run, tables
+from fedkper import folders, metrics, run, runfiles, tables
 from fedkper.data.dataset import Dataset
 from fedkper.errors import InputError, RunError
 from fedkper.experiment import Experiment, from_file, read_file
@@ -105,7 +105,7 @@ class Compare(Options):
                 mine = parts[at : at + len(seeds)]
                 summaries = _rounds(mine, execution, again, carry_out)
                 rows += [(part.title, summary) for part, summary in zip(mine, summaries, strict=True)]
-                curves |= {part.title: record.read_curves(part.folder) for part in mine}
+                curves |= {part.title: runfiles.read_curves(part.folder) for part in mine}
         title = tables.plain(base.dataset)
         _draw(curves, parent / "curves.png", f"{title}: {base.clients} clients, {base.rounds} rounds")
         tables.results(rows, "method")
@@ -128,7 +128,7 @@ class Summary(Command):
         found = folders.runs(self.runs, lambda path: tables.notice(f"{path}: holds no run, left out"))
         rows = []
         for folder in found:
-            experiment, curves = run.stored_experiment(folder), record.read_curves(folder)
+            experiment, curves = run.stored_experiment(folder), runfiles.read_curves(folder)
             title = f"{folder}: {experiment.method} ({len(curves.global_acc)} of {experiment.rounds} rounds)"
             rows.append((title, metrics.summarise(curves)))
         tables.results(rows, "run")
@@ -166,7 +166,7 @@ def _rounds(
                 tables.go_on(again)
             raise
     for part in parts:
-        events = [e for e in record.read_events(part.folder) if e["event"] == "rejected"]
+        events = [e for e in runfiles.read_events(part.folder) if e["event"] == "rejected"]
         tables.rejected(events, part.folder)
     return done
 

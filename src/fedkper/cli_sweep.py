@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from fedkper import folders, metrics, record, tables
+from fedkper import folders, metrics, runfiles, tables
 from fedkper.errors import InputError, RunError
 from fedkper.experiment import Experiment
 from fedkper.options import Command, OptionalPath, Options, refuse_idle
@@ -167,7 +167,7 @@ def _report(outcomes: Sequence[Outcome], folder: Path) -> None:
     rows = []
     for common, group in groups.items():
         if group:
-            curves = [record.read_curves(folder / cell.place) for cell in group]
+            curves = [runfiles.read_curves(folder / cell.place) for cell in group]
             name = _title(common, differing)
             if seeds > 1 and len(group) < seeds:
                 name += f" ({len(group)} of {seeds} seeds)"

@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
-from fedkper import record, run, track
+from fedkper import run, runfiles, track
 from fedkper.errors import InputError
 from fedkper.experiment import Experiment, from_file, preset, read_file
 from fedkper.ranges import Range, convert, kind_of, near
@@ -188,7 +188,7 @@ def defaults(given: dict[str, Any]) -> dict[str, Any]:
             raise InputError("--resume: name the run's folder: --resume FOLDER")
         if not os.path.isfile(folder / "run.json"):
             raise InputError(f"--resume {folder}: holds no run (no run.json); check the path")
-        base, stored = run.stored_experiment(folder), record.read_json(folder, "run.json")
+        base, stored = run.stored_experiment(folder), runfiles.read_json(folder, "run.json")
     elif "preset" in given and "config" in given:
         raise InputError("--preset and --config: each names all options of a run; use one of them")
     elif "preset" in given:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import platform
 import re
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedkper import __version__, data, models, userfile
+from fedkper import __version__, data, describe, models, userfile
 from fedkper.data import medmnist, partition_file
 from fedkper.data import partition as partitions
 from fedkper.data.dataset import Dataset
@@ -25,9 +21,9 @@ from fedkper.data.partition import Partition, Partitioning
 from fedkper.errors import InputError, RunError
 from fedkper.execute import cores
 from fedkper.experiment import Experiment, from_json
-from fedkper.lanes import Lanes
 from fedkper.methods import parse as parse_method
-from fedkper.record import Record, read_json, refuse_used
+from fedkper.record import Record, refuse_used
+from fedkper.runfiles import read_json
 from fedkper.sample import clients_per_round
 from fedkper.simulate import Member, OnRound, simulate_together
 from fedkper.site import Site, site_of
@@ -35,7 +31,6 @@ from fedkper.track import tracked
 
 # More processes than clients a round still share the scoring; more than this wait for each other.
 FEW = 8
-LIBRARIES = ("torch", "numpy", "safetensors")
 
 
 @dataclass(frozen=True)
@@ -172,7 +167,8 @@ def _starting(
             partition_file.save(partition, folder / "partition.json")
         except OSError as error:
             raise RunError(f"{folder / 'partition.json'}: cannot be written ({error.strerror})") from error
-        record.write_json("run.json", description(experiment, execution, dataset, partition, site.model))
+        how = _execution(execution, experiment)
+        record.write_json("run.json", describe.simulation(experiment, how, dataset, partition, site.model))
         watch.begun(experiment, dataset, 0)
         with tracked(watch.on_round, execution.track, folder) as on_round:
             yield Member(site, record, on_round)
@@ -317,51 +313,16 @@ def workers(execution: Execution, experiment: Experiment, runs: int = 1) -> int:
     return execution.workers or min(cores(), busy)
 
 
-def description(
-    experiment: Experiment, execution: Execution, dataset: Dataset, partition: Partition, model: Lanes
-) -> dict[str, Any]:
-    """run.json: all that is needed to run it again and to know what was run."""
-    method = parse_method(experiment.method)
-    # Absolute, so that the run can be resumed from another place.
-    where = None if execution.data is None else str(execution.data.absolute())
+def _execution(execution: Execution, experiment: Experiment) -> dict[str, Any]:
+    """For run.json. Folders are absolute, so that the run can be resumed from another place."""
     folder = None
     if experiment.dataset.endswith(".npz") and not os.path.isabs(experiment.dataset):
         file = medmnist.find(experiment.dataset, data.folder(execution.data), experiment.size)
         folder = None if file is None else str(file.absolute().parent)
     return {
-        "experiment": experiment.to_json(),
-        "method": {"name": type(method).__name__, **dataclasses.asdict(method)},
-        "scored": dict(zip(("global", "local"), method.scored, strict=True)),
-        "data": {
-            "name": dataset.name,
-            "hash": dataset.hash,
-            "classes": list(dataset.classes),
-            "shape": list(dataset.shape),
-            "train": len(dataset.train_y),
-            "test": len(dataset.test_y),
-            "notices": list(dataset.notices),
-            **dataset.source,
-        },
-        "partition": {"hash": partition.hash, "smallest": int(partition.sizes.min()), "per": "image"},
-        "model": {
-            "name": experiment.model,
-            "parameters": sum(v[0].numel() for v in model.init().values()),
-            "head": [name for name in model.init() if model.in_head(name)],
-        },
-        "preprocessing": "(x / 255 - 0.5) / 0.5",
-        "files": userfile.hashes((experiment.method, experiment.model)),
-        "execution": {
-            "data": where,
-            "folder": folder,
-            "device": execution.device,
-            "workers": workers(execution, experiment),
-            "lanes": execution.lanes,
-        },
-        "versions": {
-            "fedkper": __version__,
-            "python": platform.python_version(),
-            **{n: version(n) for n in LIBRARIES},
-        },
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "platform": f"{sys.platform} {platform.machine()}",
+        "data": None if execution.data is None else str(execution.data.absolute()),
+        "folder": folder,
+        "device": execution.device,
+        "workers": workers(execution, experiment),
+        "lanes": execution.lanes,
     }

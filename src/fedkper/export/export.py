@@ -25,7 +25,7 @@ from fedkper.export.predict import DESCRIPTION, ONNX, SAFETENSORS
 from fedkper.lanes import Lanes
 from fedkper.method import Method
 from fedkper.methods import parse
-from fedkper.record import read_json
+from fedkper.runfiles import read_json
 from fedkper.tree import Tree, rest
 
 CARD = "MODEL_CARD.md"

@@ -12,7 +12,7 @@ from fedkper import __version__, userfile
 from fedkper.errors import InputError
 from fedkper.experiment import Experiment
 from fedkper.export.predict import FORMAT, ONNX, SAFETENSORS
-from fedkper.record import read_json, read_rows
+from fedkper.runfiles import read_json, read_rows
 
 if TYPE_CHECKING:
     from fedkper.export.export import Taken

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedkper import record, run, tree
+from fedkper import run, runfiles, tree
 from fedkper.errors import InputError, RunError
 
 ENDINGS = (".csv", ".parquet")
@@ -54,7 +54,7 @@ def write(folders: Sequence[Path], path: Path) -> int:
 def _lines(folder: Path) -> Iterator[Line]:
     e = run.stored_experiment(folder)
     for name in ("rounds.csv", "clients.csv"):
-        for row in record.read_rows(folder / name):
+        for row in runfiles.read_rows(folder / name):
             round = int(row.pop("round"))
             client = int(row.pop("client")) if "client" in row else None
             for metric, value in row.items():

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fedkper import __version__, models, userfile
+from fedkper.describe import PREPROCESSING
 from fedkper.errors import InputError
 from fedkper.flower.settings import Federation
 from fedkper.lanes import Lanes
@@ -23,7 +24,6 @@ from fedkper.methods import parse
 from fedkper.site import Site
 from fedkper.tree import Tree, nbytes
 
-PREPROCESSING = "(x / 255 - 0.5) / 0.5"
 SHOWN = 8
 # Options that concern rehearsals, one process or one seed's schedule, and are no part of what a site does.
 _NOT_SHARED = {"clients", "method", "model", "head", "dataset", "size"}

@@ -26,7 +26,8 @@ from fedkper.flower.parcel import Code, Parcel
 from fedkper.flower.settings import Federation
 from fedkper.forgetting import transfer
 from fedkper.method import Update
-from fedkper.record import CLIENT_COLUMNS, ROUND_COLUMNS, Details, Record, read_json
+from fedkper.record import Details, Record
+from fedkper.runfiles import CLIENT_COLUMNS, ROUND_COLUMNS, read_json
 from fedkper.sample import sampled_clients
 from fedkper.simulate import State, detailed
 from fedkper.site import Site

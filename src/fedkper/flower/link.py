@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedkper import record, tree
+from fedkper import runfiles, tree
 from fedkper.errors import InputError, RunError
 from fedkper.flower import processes
 from fedkper.flower.settings import Federation, read_federation
@@ -141,7 +141,7 @@ def link(folder: Path, tell: Callable[[str], None]) -> None:
 def finished(folder: Path, federation: Federation) -> bool:
     """Whether the run in a federation's folder has all its rounds."""
     path = folder / "run" / "rounds.csv"
-    return path.exists() and len(record.read_curves(path.parent).sampled) >= federation.experiment.rounds
+    return path.exists() and len(runfiles.read_curves(path.parent).sampled) >= federation.experiment.rounds
 
 
 def _superlink(folder: Path, federation: Federation, env: dict[str, str]) -> subprocess.Popen[bytes]:

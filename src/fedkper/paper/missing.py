@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkper import record, tables
+from fedkper import runfiles, tables
 from fedkper.errors import InputError, RunError
 from fedkper.experiment import Experiment
 from fedkper.paper.runs import Found, method_name, same_setting, seconds
@@ -110,7 +110,7 @@ def _cells_of_sweep(folder: Path) -> list[Cell]:
     path = folder / sweep.REQUEST
     if not os.path.isfile(path):
         return []
-    asked, places = grid.read(path), record.read_json(folder, sweep.REQUEST).get("folders")
+    asked, places = grid.read(path), runfiles.read_json(folder, sweep.REQUEST).get("folders")
     experiments = grid.experiments(Experiment(**asked.base), asked)
     if not isinstance(places, list) or len(places) != len(experiments):
         raise InputError(f"{path}: damaged, it does not name a folder for each run")

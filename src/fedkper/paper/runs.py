@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedkper import folders, record, run, userfile
+from fedkper import folders, run, runfiles, userfile
 from fedkper.errors import InputError
 from fedkper.experiment import PRESETS, Experiment
 from fedkper.methods import METHODS
@@ -166,7 +166,7 @@ def seconds(one: Found) -> list[tuple[float, float, float]]:
     Raises InputError where rounds.csv does not hold them.
     """
     path = one.folder / "rounds.csv"
-    rows = record.read_rows(path)[: one.rounds]
+    rows = runfiles.read_rows(path)[: one.rounds]
     try:
         times = [tuple(float(row[name]) for name in SECONDS) for row in rows]
     except (KeyError, ValueError) as error:
@@ -197,9 +197,9 @@ def _word(value: Any) -> str:
 
 
 def _read(folder: Path) -> Found:
-    experiment, stored = run.stored_experiment(folder), record.read_json(folder, "run.json")
+    experiment, stored = run.stored_experiment(folder), runfiles.read_json(folder, "run.json")
     name, own = method_name(experiment, stored), userfile.is_one(experiment.method)
-    return Found(folder, experiment, record.read_curves(folder), name, own, stored)
+    return Found(folder, experiment, runfiles.read_curves(folder), name, own, stored)
 
 
 def _apart(found: list[Found]) -> list[Found]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fedkper import metrics, record
+from fedkper import metrics, runfiles
 from fedkper.averages import Curve, Number, mean, mean_curve, std
 from fedkper.paper.runs import Found, Partition, Setting
 from fedkper.scores import Counts
@@ -66,8 +66,8 @@ class Arm:
 
     @cached_property
     def confusions(self) -> tuple[dict[tuple[int, str, int | None], Counts], ...]:
-        """record.read_confusion of each run."""
-        return tuple(record.read_confusion(r.folder) for r in self.runs)
+        """runfiles.read_confusion of each run."""
+        return tuple(runfiles.read_confusion(r.folder) for r in self.runs)
 
     def confusion(self, model: str, since: int = 0) -> dict[int | None, Counts]:
         """By client, the counts of all runs added up over the rounds after `since`."""
@@ -80,12 +80,12 @@ class Arm:
 
     @cached_property
     def clients(self) -> ClientTables:
-        return ClientTables([record.read_rows(r.folder / "clients.csv") for r in self.runs], self.rounds)
+        return ClientTables([runfiles.read_rows(r.folder / "clients.csv") for r in self.runs], self.rounds)
 
     @cached_property
     def price(self) -> dict[str, Number]:
         """Means a round: seconds of training, merging, scoring; bytes down and up; over rounds and seeds."""
-        rows = [row for r in self.runs for row in record.read_rows(r.folder / "rounds.csv")[: self.rounds]]
+        rows = [row for r in self.runs for row in runfiles.read_rows(r.folder / "rounds.csv")[: self.rounds]]
         names = ("train_seconds", "merge_seconds", "eval_seconds", "down_bytes", "up_bytes")
         return {name: mean((number(row.get(name, "")) for row in rows), "not recorded") for name in names}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from fedkper import record
+from fedkper import runfiles
 from fedkper.averages import Number, defined, mean
 from fedkper.errors import InputError
 from fedkper.paper import runs as paper_runs
@@ -237,7 +237,7 @@ def _matrix(arm: Arm, classes: Sequence[str]) -> Matrix | None:
 
 def _calibration(arm: Arm) -> tuple[str, Reliability] | None:
     """Of the first seed's last recorded round."""
-    found = record.read_calibration(arm.runs[0].folder)
+    found = runfiles.read_calibration(arm.runs[0].folder)
     found = {t: bins for t, bins in found.items() if t <= arm.rounds}
     if not found:
         return None

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedkper import record
+from fedkper import runfiles
 from fedkper.experiment import Experiment
 from fedkper.paper import runs as paper_runs
 from fedkper.paper.runs import Found, Partition, Setting
@@ -84,7 +84,7 @@ def warnings(setting: Setting, arms: Sequence[Arm], said: Sequence[str]) -> list
     for arm in arms:
         for r in arm.runs:
             kinds: dict[str, list[dict[str, Any]]] = {}
-            for event in record.read_events(r.folder):
+            for event in runfiles.read_events(r.folder):
                 kinds.setdefault(str(event.get("event")), []).append(event)
             for kind, events in kinds.items():
                 what = f"{arm.name}, seed {r.experiment.seed}: {words.get(kind, kind)}"

@@ -22,8 +22,8 @@ from fedkper import data, folders, run
 from fedkper.data.dataset import Dataset
 from fedkper.errors import InputError, RunError
 from fedkper.experiment import Experiment
-from fedkper.record import read_json
 from fedkper.run import Execution
+from fedkper.runfiles import read_json
 
 # What every folder's name says; of the other fields it says those that differ between cells.
 NAMED = ("dataset", "method", "seed")

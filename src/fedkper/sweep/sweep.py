@@ -18,8 +18,9 @@ from fedkper.data.dataset import Dataset
 from fedkper.errors import InputError, RunError
 from fedkper.execute import cores
 from fedkper.experiment import Experiment, from_json
-from fedkper.record import read_json, refuse_used
+from fedkper.record import refuse_used
 from fedkper.run import Execution
+from fedkper.runfiles import read_json
 from fedkper.sweep.cells import ENDS, Cell, Event, OnEvent, Request, Riding, cells, finished, setting
 
 __all__ = ["Cell", "Event", "OnEvent", "Outcome", "cells", "check", "finished", "run"]
