@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from fedkper import plots
 from fedkper.methods import METHODS
-from fedkper.record import read_curves
+from fedkper.runfiles import read_curves
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"

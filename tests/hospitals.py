@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,14 +16,19 @@ with warnings.catch_warnings():  # of Flower's own dependencies, while they are 
 
     from fedkper.flower import app
 
+from fedkper import run
 from fedkper.experiment import Experiment
 from fedkper.flower import founding
 from fedkper.flower.coordinator import Coordinator
 from fedkper.flower.parcel import Parcel
 from fedkper.flower.settings import Federation, Limits, Policy, Rounds, read_federation
 from fedkper.flower.site import Hospital
+from fedkper.run import Execution
+from fedkper.tree import load
 from terminal import write_data
 
+# Columns that no two runs have in common.
+COSTS = {"train_seconds", "merge_seconds", "eval_seconds", "down_bytes", "up_bytes"}
 NET = """
 from torch import nn
 
@@ -173,3 +179,27 @@ def changed(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert text.count(old) == 1, (old, text)
     path.write_text(text.replace(old, new))
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    """The rows of a run's table, without times and traffic."""
+    with open(path, newline="") as file:
+        return [{k: v for k, v in row.items() if k not in COSTS} for row in csv.DictReader(file)]
+
+
+def require_simulated(real: Path, experiment: Experiment, simulated: Path) -> None:
+    """A federation's run has the simulator's numbers, which are made in `simulated`, and its model."""
+    run.start(experiment, simulated, Execution(workers=1))
+    for name in ("rounds.csv", "clients.csv"):
+        rows, expected = table(real / name), table(simulated / name)
+        assert len(rows) == len(expected) > 0
+        for a, b in zip(rows, expected, strict=True):
+            assert {k: v == "" for k, v in a.items()} == {k: v == "" for k, v in b.items()}, (name, a, b)
+            for key in (key for key in a if a[key]):
+                assert abs(float(a[key]) - float(b[key])) <= 1e-6, (name, key, a, b)
+    last = f"checkpoint/shared-{experiment.rounds:06d}.safetensors"
+    mine, theirs = load(real / last), load(simulated / last)
+    assert mine.keys() == theirs.keys()
+    for name, leaf in theirs.items():  # the counters of BatchNorm are whole numbers
+        assert (mine[name].dtype, mine[name].shape) == (leaf.dtype, leaf.shape), name
+        assert float((mine[name].double() - leaf.double()).abs().max()) <= 1e-6, name

@@ -9,7 +9,10 @@ import shutil
 import socket
 import ssl
 import stat
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +24,7 @@ from cryptography.hazmat.primitives import serialization
 
 from fedkper.cli_federation import COMMANDS, GROUP
 from fedkper.experiment import Experiment
-from fedkper.flower import certificates
+from fedkper.flower import certificates, processes
 from fedkper.flower.settings import read_federation, read_site
 from hospitals import changed, write_small
 from terminal import fedkper, write_data
@@ -158,6 +161,8 @@ def test_a_users_own_model_goes_to_every_site(data: Path, tmp_path: Path) -> Non
         (["--sites", "ams", "--score-clients", "3"], "--score-clients 3: all sites are scored"),
         (["--sites", "ams", "ber", "--minimum", "3"], "minimum 3: the federation has 2 sites"),
         (["--sites", "ams", "--address", "here"], "address here: must be HOST:PORT"),
+        (["--sites", "ams", "--address", "klinikum-münchen.example:443"], "HOST must be an IP address, or a"),
+        (["--sites", "ams", "--address", f"{'a' * 65}:443"], "a name of at most 64 letters"),
         (["--sites", "ams", "--address", "here:99999"], "address here:99999: must be HOST:PORT"),
         (["--sites", "ams", "--limit", "0"], "--limit 0.0: must be at least 1"),
         (["--sites", "ams", "--certificate", "none"], "--certificate none: must be one of own, request"),
@@ -173,10 +178,33 @@ def test_what_cannot_be_founded_is_refused(
     assert not folder.exists()
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="only Linux tells what has ended from what runs")
+def test_a_process_that_nobody_waited_for_counts_as_ended() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    assert processes.alive(child.pid)
+    assert child.stdin is not None
+    child.stdin.close()
+    end = time.monotonic() + 60
+    while processes.alive(child.pid):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert child.wait() == 0
+    assert not processes.alive(child.pid)
+
+
+def test_a_file_is_no_folder_for_a_federation(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fed").write_text("mine")
+    said = says(capsys, 2, "federation", "new", tmp_path / "fed", "--sites", "ams", "--dataset", data)
+    assert "is there and not empty; name another folder" in said
+    assert (tmp_path / "fed").read_text() == "mine"
+
+
 def test_a_folder_in_use_is_left_alone(made: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {p: p.read_bytes() for p in made.rglob("*") if p.is_file()}
     words = ["federation", "new", made, "--sites", "ams", "--dataset", data]
-    assert "is not empty; name another folder" in says(capsys, 2, *words)
+    assert "is there and not empty; name another folder" in says(capsys, 2, *words)
     assert {p: p.read_bytes() for p in made.rglob("*") if p.is_file()} == before
 
 
@@ -226,6 +254,11 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "expired": (lambda f: renew(f, ["127.0.0.1"], -10, 9), "expired on"),
     "not yet valid": (lambda f: renew(f, ["127.0.0.1"], 2), "not valid until"),
 }
+
+
+def test_a_key_that_cannot_be_used_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "coordinator/server.key").write_text("damaged")
+    assert "server.key: is no private key in PEM form, or has a passphrase" in says(capsys, 2, "link", folder)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -385,6 +385,25 @@ def test_an_option_chooses_a_setting(here: Path, capsys: pytest.CaptureFixture[s
     assert "holds no run of organcmnist" in capsys.readouterr().err
 
 
+def test_another_partition_than_asked_for_is_never_shown(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(here / "runs" / "a", LOW)
+    make(here / "runs" / "b", [0.9] * len(LOW), partition_seed=3)
+    assert fedkper("paper", "table1", "runs", "--preset", "paper-blood", "--partition-seed", "3") == 0
+    assert ".900" in capsys.readouterr().out
+    assert fedkper("paper", "table1", "runs", "--preset", "paper-blood", "--partition-seed", "7") == 2
+    said = capsys.readouterr().err
+    assert "--partition-seed 7: runs holds none, but runs of partition seed 1, 3" in said
+
+
+def test_a_link_that_leads_back_is_followed_once(here: Path) -> None:
+    make(here / "runs" / "a", LOW)
+    (here / "runs" / "again").symlink_to(here / "runs")
+    (here / "runs" / "and again").symlink_to(here / "runs")
+    assert fedkper("paper", "table1", "runs") == 0
+
+
 def test_a_damaged_run_is_left_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(here / "runs" / "a", LOW)
     (make(here / "runs" / "b", LOW, "fedkper") / "rounds.csv").write_text("round,global_acc\n1,two\n")

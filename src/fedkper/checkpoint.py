@@ -39,6 +39,7 @@ def save(
         "shared": checksum,
         "scored": tree.save(differing, folder / _scored_name(round)) if differing else "",
         "own": {name: s for name, s in owns.items() if name in wanted},
+        "visits": visits,  # in a federation the states themselves are at the sites
     }
     tree.write(_state_path(folder, round), json.dumps(state).encode())
     _clear(folder, round, state["own"])
@@ -58,7 +59,10 @@ def restore(folder: Path) -> Restored:
                 tree.load(folder / _scored_name(state["round"]), state["scored"])
             for name, checksum in state["own"].items():
                 tree.load(folder / name, checksum)
-            visits = {int(name[4:10]): int(name[11:17]) for name in state["own"]}
+            if "visits" in state:
+                visits = {int(client): int(at) for client, at in state["visits"].items()}
+            else:  # of an earlier version
+                visits = {int(name[4:10]): int(name[11:17]) for name in state["own"]}
         except (InputError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             cause = str(error) if isinstance(error, InputError) else f"{path}: damaged"
             notice = f"{cause}; went back to the checkpoint before"

@@ -84,13 +84,15 @@ class Export(Command):
                 f"the run computed in {taken.experiment.precision}; the exported model computes in float32"
             )
         experiment = dataclasses.replace(taken.experiment, precision="float32")  # the check needs no GPU
-        dataset = run.load(experiment, *_where(taken, self.data))
-        off = export.write(taken, dataset, out, FORMATS[self.format])
+        if taken.federated and self.data is not None:
+            raise InputError("--data: has no effect on a federation's model, whose images are at the sites")
+        dataset = None if taken.federated else run.load(experiment, *_where(taken, self.data))
+        checks = export.write(taken, dataset, out, FORMATS[self.format])
         whose = "global model" if self.client is None else f"model of client {self.client}"
         tables.line(f"{whose}, round {taken.visit} of {rounds}: {out}")
-        images = min(export.CHECKED, len(dataset.test_x))
-        for name, difference in off.items():
-            tables.line(f"{name}: probabilities off by at most {difference:.1e} on {images} test images")
+        on = f"{checks['images']} {checks['what']}"
+        for name, difference in checks["largest_difference"].items():
+            tables.line(f"{name}: probabilities off by at most {difference:.1e} on {on}")
 
 
 def _where(taken: export.Taken, given: Path | None) -> tuple[Execution, str | None]:

@@ -105,7 +105,8 @@ class Status(Command):
         federation = read_federation(self.folder)
         status = link.read_status(self.folder)
         state = str(status.get("state", "never started"))
-        if state in ("waiting", "running") and not processes.alive(int(status.get("pid", 0)) or 2**22 + 1):
+        alive = "pid" in status and processes.alive(int(status["pid"]))
+        if state in ("starting", "waiting", "running") and not alive:
             state = f"stopped; fedkper link {self.folder} goes on"
         tables.line(f"federation {federation.id}: {federation.experiment.method}, {state}")
         if "round" in status:

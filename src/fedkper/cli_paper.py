@@ -14,20 +14,18 @@ from typing import Annotated, Any, ClassVar
 import tyro
 
 from fedkper import folders, tables
-from fedkper.errors import InputError, RunError
+from fedkper.errors import InputError
 from fedkper.experiment import PRESETS, Experiment
-from fedkper.methods import METHODS
 from fedkper.methods import parse as parse_method
 from fedkper.options import Command, OptionalPath, Options
 from fedkper.paper import efficiency as paper_efficiency
 from fedkper.paper import figures as paper_figures
 from fedkper.paper import missing as paper_missing
 from fedkper.paper import show as paper_print
-from fedkper.paper.runs import Found, Setting, find, method_name, same_setting, settings
+from fedkper.paper.runs import TWELVE, Found, Setting, find, method_name, same_setting, settings
 from fedkper.paper.table import block
 from fedkper.paper.write import save
 from fedkper.ranges import Range, check
-from fedkper.run import Execution
 from fedkper.sweep.sweep import Outcome
 from fedkper.userfile import is_one
 
@@ -88,7 +86,7 @@ class Paper(Options):
         check(self)
         self._check_methods()
         failed = self._train() if self._wants_training() else []
-        if failed and not any(_runs_in(self.runs[0])):
+        if failed and not any(folders.below(self.runs[0])):
             raise paper_missing.failures(failed)
         found, notes = find(self.runs)
         all_settings, doubles = settings(found)
@@ -127,6 +125,13 @@ class Paper(Options):
             for s in shown
             if same_setting(s.experiment, base)
         ]
+        part = base.partition_seed
+        dealt = {r.experiment.partition_seed for s in ours for r in s.runs}
+        if ours and part != Experiment.partition_seed and part not in dealt:
+            raise InputError(
+                f"--partition-seed {part}: {self.runs[0]} holds none, but runs of partition seed "
+                f"{', '.join(map(str, sorted(dealt)))}; --run runs them"
+            )
         if not ours:
             raise InputError(
                 f"{self.runs[0]}: holds no run of {base.dataset} with these options, but "
@@ -140,7 +145,7 @@ class Paper(Options):
         """--run, or a first start: a folder without runs and options that say what to run."""
         if self.run and len(self.runs) > 1:
             raise InputError("--run: name one folder, in which the runs are made")
-        empty = all(not os.path.isdir(path) or not any(_runs_in(path)) for path in self.runs)
+        empty = all(not os.path.isdir(path) or not any(folders.below(path)) for path in self.runs)
         if self.run or not empty:
             return self.run
         if len(self.runs) == 1 and self._chosen():
@@ -154,7 +159,7 @@ class Paper(Options):
     def _train(self) -> list[Outcome]:
         """Runs what is missing. Returns what failed."""
         folder = self.runs[0]
-        found = find([folder])[0] if os.path.isdir(folder) and any(_runs_in(folder)) else []
+        found = find([folder])[0] if os.path.isdir(folder) and any(folders.below(folder)) else []
         base, data = self._base(), self.data
         if not self._chosen() and found:
             known = settings(found)[0]
@@ -171,12 +176,8 @@ class Paper(Options):
         if not what.experiments:
             return []
         tables.notice(f"running {what}")
-        try:
-            return paper_missing.train(what, folder, found, Execution(data, None, self.device), self.jobs)
-        except (KeyboardInterrupt, RunError) as error:
-            if getattr(error, "exit_code", 1) == 1:
-                tables.go_on(f"the same command with --run ({shlex.quote(str(folder))})")
-            raise
+        execution = dataclasses.replace(self.execution(), data=data)
+        return paper_missing.train(what, folder, found, execution, self.jobs)
 
     def _missing(self, base: Experiment, found: Sequence[Found]) -> paper_missing.Missing:
         return paper_missing.missing(base, self.methods or self.needs, self.seeds or SEEDS, found)
@@ -235,7 +236,7 @@ class Table1(Paper):
 
     name = "table1"
     parts = ("table1",)
-    needs = tuple(METHODS)
+    needs = TWELVE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,14 +272,10 @@ class All(Paper):
 
     name = "all"
     parts = ("table1", "fig3", "fig4", "fig5")
-    needs = (*METHODS, *ARMS[1:3])
+    needs = (*TWELVE, *ARMS[1:3])
 
 
 COMMANDS: dict[str, type[Command]] = {"table1": Table1, "fig3": Fig3, "fig4": Fig4, "fig5": Fig5, "all": All}
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    return [Path(place) for place, _, files in os.walk(folder, followlinks=True) if "run.json" in files]
 
 
 def _labels(methods: Sequence[str]) -> list[str]:

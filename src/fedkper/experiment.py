@@ -53,7 +53,7 @@ class Experiment:
     alpha: Annotated[float, Range(0, 1e6, above=True)] = 0.1
     """Dirichlet concentration: smaller means more skewed labels"""
     min_size: Annotated[int, Range(1, 1_000_000_000)] = 10
-    """fewest samples of a client (dirichlet)"""
+    """fewest samples of a client"""
     classes_per_client: Annotated[int, Range(1, 1_000_000)] = 2
     """classes of a client (pathological)"""
     column: str = ""

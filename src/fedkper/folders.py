@@ -37,7 +37,7 @@ def runs(paths: Iterable[Path], skip: Callable[[Path], None] = lambda path: None
     found: dict[str, Path] = {}
     empty: list[Path] = []
     for path in paths:
-        inside = _runs_below(path) if os.path.isdir(path) else [path]
+        inside = below(path) if os.path.isdir(path) else [path]
         if not inside:
             empty.append(path)
         for folder in inside:
@@ -49,7 +49,8 @@ def runs(paths: Iterable[Path], skip: Callable[[Path], None] = lambda path: None
     return list(found.values())
 
 
-def _runs_below(top: Path) -> list[Path]:
+def below(top: Path) -> list[Path]:
+    """The folders of runs at or below `top`, at any depth."""
     found: list[Path] = []
     seen: set[str] = set()  # a link may lead back
     for place, inside, files in os.walk(top, followlinks=True):

@@ -95,17 +95,25 @@ def simulate_together(
 
 
 def _state(member: Member) -> State:
-    """Where a run stands, from its record."""
+    """Where a run of the simulator stands."""
     site, record = member.site, member.record
-    done, shared, visits, notice = member.restored or record.restore()
+    state = state_of(site, record, member.restored or record.restore())
+    sizes = {k: len(part) for k, part in enumerate(site.test_index)}
+    state.curves = replace(state.curves, local_n=sizes)
+    return state
+
+
+def state_of(site: Site, record: Record, found: Restored) -> State:
+    """Where a run stands, from its record and its last valid checkpoint."""
+    done, shared, visits, notice = found
     if notice:
         record.event("checkpoint", round=done, reason=notice)
     initial = site.model.init()
     first, _ = site.method.init(site.model, initial)
-    curves = replace(record.curves(), local_n={k: len(part) for k, part in enumerate(site.test_index)})
+    curves = record.curves()
     reference: dict[int, float | None] = {}
     for row, clients in zip(curves.global_on_local, curves.sampled, strict=True):
-        transfer(reference, row, clients)
+        transfer(reference, [*row, *[None] * (site.experiment.clients - len(row))], clients)
     shared = shared or first
     differing = checkpoint.differing(record.checkpoints, done)
     if differing is None:

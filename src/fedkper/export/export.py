@@ -53,6 +53,11 @@ class Taken:
     notice: str
     """what the reader of the checkpoint has to say"""
 
+    @property
+    def federated(self) -> bool:
+        """Whether it was trained by a real federation, whose images are not here."""
+        return "federation" in self.stored
+
 
 def take(folder: Path, client: int | None = None) -> Taken:
     """The model scored as "global" after the last round, or a client's own after its last visit.
@@ -74,6 +79,8 @@ def take(folder: Path, client: int | None = None) -> Taken:
         raise InputError(f"{folder}: no round is finished, so there is no model yet; go on with --resume")
     if client is None:
         theta, visit = _global(folder, experiment, done, shared), done
+    elif "federation" in stored:
+        raise InputError(f"--client {client}: the sites of a federation keep their own models; leave it out")
     else:
         visit = _visit(client, experiment, done, visits)
         own = tree.load(checkpoint.own_path(checkpoints, client, visit))
@@ -145,13 +152,14 @@ def check(out: Path, formats: tuple[str, ...]) -> None:
         raise InputError(f"--model {out}: is there and not empty; name another folder")
 
 
-def write(taken: Taken, dataset: Dataset, out: Path, formats: tuple[str, ...]) -> dict[str, float]:
-    """The folder of an exported model; returns how far each file's probabilities are off on real images.
+def write(taken: Taken, dataset: Dataset | None, out: Path, formats: tuple[str, ...]) -> dict[str, Any]:
+    """The folder of an exported model; returns on which images it was compared with the run's model.
 
-    All is written beside `out` and moved there when it is complete and checked. Raises RunError if a
-    difference is above CLOSE, or if the model cannot be written as ONNX.
+    `dataset`: the run's; None for a federation's model, which is compared on noise. All is written beside
+    `out` and moved there when it is complete and checked. Raises RunError if a probability is off by more
+    than CLOSE, or if the model cannot be written as ONNX.
     """
-    if dataset.hash != taken.stored["data"].get("hash"):
+    if dataset is not None and dataset.hash != taken.stored["data"].get("hash"):
         raise InputError(
             f"{taken.folder}: {taken.experiment.dataset} holds other data (hash {dataset.hash[:12]}) than "
             "the run was made with; name the folder of those with --data"
@@ -167,9 +175,11 @@ def write(taken: Taken, dataset: Dataset, out: Path, formats: tuple[str, ...]) -
                 tree.write(folder / name, data)
             about = modelcard.about(taken, hashes)
             _write_json(folder, about)
-            off = differences(taken, dataset, folder, formats)
-            checks: dict[str, Any] = {"images": min(CHECKED, len(dataset.test_x)), "largest_difference": off}
-            if taken.client is not None:
+            images = _images(taken, dataset)
+            off = differences(taken, images, folder, formats)
+            what = "test images" if dataset else "images of noise"
+            checks: dict[str, Any] = {"images": len(images), "what": what, "largest_difference": off}
+            if taken.client is not None and dataset is not None:
                 checks["local_test"] = local_test(taken, dataset, taken.client)
             _write_json(folder, about | {"checks": checks})
             tree.write(folder / CARD, modelcard.card(taken, about, checks).encode())
@@ -178,7 +188,7 @@ def write(taken: Taken, dataset: Dataset, out: Path, formats: tuple[str, ...]) -
             os.replace(folder, out)
     except OSError as error:
         raise RunError(f"--model {out}: cannot be written ({error.strerror})") from error
-    return off
+    return checks
 
 
 def _write_json(folder: Path, about: dict[str, Any]) -> None:
@@ -200,17 +210,28 @@ def _files(taken: Taken, formats: tuple[str, ...]) -> dict[str, bytes]:
     return files
 
 
-def differences(taken: Taken, dataset: Dataset, folder: Path, formats: tuple[str, ...]) -> dict[str, float]:
-    """By file, the largest difference of a probability from the run's model, on images of the test set."""
-    count = len(dataset.test_x)
-    images = dataset.test_x[np.linspace(0, count - 1, min(CHECKED, count)).astype(int)]
+def _images(taken: Taken, dataset: Dataset | None) -> NDArray[np.uint8]:
+    """Images of the test set, spread over it; noise where there is none."""
+    if dataset is None:
+        shape, _ = _form(taken.folder, taken.stored)
+        images = np.random.default_rng(0).integers(0, 256, (CHECKED, *shape))
+    else:
+        count = len(dataset.test_x)
+        images = dataset.test_x[np.linspace(0, count - 1, min(CHECKED, count)).astype(int)]
+    return np.asarray(images, np.uint8)
+
+
+def differences(
+    taken: Taken, images: NDArray[np.uint8], folder: Path, formats: tuple[str, ...]
+) -> dict[str, float]:
+    """By file, the largest difference of a probability from the run's model."""
     ours = predict.softmax(execute.logits(taken.model, taken.theta, torch.from_numpy(images)[None])[0])
     off = {name: largest(predict.load(folder, name).probabilities(images), ours) for name in formats}
     for name, difference in off.items():
         if not difference <= CLOSE:
             raise RunError(
                 f"--model: {name} is off by up to {difference:.1e} from the run's model on {len(images)} "
-                f"test images, more than {CLOSE:g}; nothing was written"
+                f"images, more than {CLOSE:g}; nothing was written"
             )
     return off
 

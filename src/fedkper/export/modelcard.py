@@ -100,7 +100,7 @@ def card(taken: Taken, about: Mapping[str, Any], checks: Mapping[str, Any]) -> s
         "## Method\n\n" + _method(taken),
         "## Use\n\n" + _use(about),
         "## Files\n\n" + _files(about, checks),
-        "## Again\n\n" + _again(taken.experiment),
+        "## Again\n\n" + _again(taken),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -125,6 +125,8 @@ def _what(taken: Taken, about: Mapping[str, Any]) -> str:
 
 
 def _by_image(taken: Taken) -> bool:
+    if taken.federated:  # how a site takes its test part is its own matter
+        return False
     partition = taken.stored.get("partition")
     return not isinstance(partition, dict) or partition.get("per", "image") == "image"
 
@@ -146,7 +148,10 @@ def _own_score(taken: Taken, checks: Mapping[str, Any]) -> str:
         rows = read_rows(taken.folder / "rounds.csv")
         line = next((r for r in rows if int(r["round"]) == taken.visit), {"global_acc": ""})
         found = ", ".join(f"{name} {_number(line[key])}" for key, name in OWN.items() if key in line)
-        return f"This model, on the {taken.stored['data'].get('test', '')} images of the test set: {found}."
+        count = taken.stored["data"].get("test", "")
+        if taken.federated and not count:
+            return "This model has no score on images that no site has seen: the coordinator had none."
+        return f"This model, on the {count} images of the test set: {found}."
     local = checks["local_test"]
     value = "not defined" if local["accuracy"] is None else f"{local['accuracy']:.4f}"
     return (
@@ -227,7 +232,7 @@ def _files(about: Mapping[str, Any], checks: Mapping[str, Any]) -> str:
     lines = [
         f"- `{name}`, SHA-256 {digest}"
         + (
-            f"; probabilities off by at most {off[name]:.1e} on {checks['images']} test images"
+            f"; probabilities off by at most {off[name]:.1e} on {checks['images']} {checks['what']}"
             if name in off
             else ""
         )
@@ -236,10 +241,11 @@ def _files(about: Mapping[str, Any], checks: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "- `model.json`: all of this for programs"])
 
 
-def _again(e: Experiment) -> str:
-    return (
-        f"    fedkper {' '.join(map(shlex.quote, command(e)))}\n\nOn one machine it gives the same numbers."
-    )
+def _again(taken: Taken) -> str:
+    if taken.federated:
+        return "It was trained by the sites of a federation, on images that only they have."
+    words = command(taken.experiment)
+    return f"    fedkper {' '.join(map(shlex.quote, words))}\n\nOn one machine it gives the same numbers."
 
 
 def command(e: Experiment) -> Sequence[str]:

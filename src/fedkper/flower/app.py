@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
@@ -28,6 +30,8 @@ SITE, SOURCE, LINK = "FEDKPER_SITE", "FEDKPER_SITE_DATA", "FEDKPER_LINK"
 GONE = (3, 4, 5)
 # Seconds between two looks for answers.
 PAUSE = 0.5
+
+T = TypeVar("T")
 
 client = ClientApp()
 server = ServerApp()
@@ -68,7 +72,7 @@ class FlowerLine:
         """bytes of an answer's tensors"""
 
     def present(self) -> set[str]:
-        return {self.names[node] for node in self.grid.get_node_ids() if node in self.names}
+        return {self.names[node] for node in _answers(self.grid.get_node_ids) if node in self.names}
 
     def ask(self, requests: dict[str, Parcel], seconds: float) -> dict[str, Parcel]:
         """Sends, and collects what comes in time. An answer that comes later is never read."""
@@ -76,12 +80,13 @@ class FlowerLine:
         open_: dict[str, str] = {}
         for name, request in requests.items():  # one by one, so that memory holds one message
             message = Message(pack(request), dst_node_id=nodes[name], message_type="query", ttl=seconds)
-            for number in self.grid.push_messages([message]):
+            for number in _answers(self.grid.push_messages, [message]):
                 if number:
                     open_[number] = name
         end, replies = time.monotonic() + seconds, {}
         while open_ and time.monotonic() < end:
-            for message in self._pull(list(open_)):
+            # One by one: what fails on its way is one answer, and memory holds one message.
+            for message in (m for number in list(open_) for m in _answers(self.grid.pull_messages, [number])):
                 name = open_.pop(message.metadata.reply_to_message_id, "")
                 # Flower itself answers for a site that it takes for gone: that is silence.
                 if name and not (message.has_error() and message.error.code in GONE):
@@ -89,12 +94,6 @@ class FlowerLine:
             if open_:
                 time.sleep(PAUSE)
         return replies
-
-    def _pull(self, numbers: list[str]) -> list[Message]:
-        try:
-            return list(self.grid.pull_messages(numbers))
-        except httpx.HTTPStatusError:  # a SuperLink under load; asked again until the time is up
-            return []
 
     def _reply(self, message: Message) -> Parcel:
         if message.has_error():
@@ -105,6 +104,14 @@ class FlowerLine:
             return unpack(message.content)
         except Exception:  # whatever a site may send instead of an answer
             return Parcel({"code": int(Code.MESSAGE)})
+
+
+def _answers(call: Callable[..., Iterable[T]], *args: Any) -> list[T]:
+    """What a SuperLink answers; nothing where it fails, as under load: it is asked again later."""
+    try:
+        return list(call(*args))
+    except httpx.HTTPError:
+        return []
 
 
 def pack(parcel: Parcel) -> RecordDict:

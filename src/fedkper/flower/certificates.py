@@ -144,7 +144,12 @@ def check_server(folder: Path, host: str) -> str:
     path = folder / "server.crt"
     certificate = _certificate(path)
     check_certificate(certificate, _certificate(folder / "ca.crt"), host, str(path))
-    key = serialization.load_pem_private_key(_bytes(folder / "server.key"), None)
+    try:
+        key = serialization.load_pem_private_key(_bytes(folder / "server.key"), None)
+    except (ValueError, UnsupportedAlgorithm, TypeError) as error:
+        raise InputError(
+            f"{folder / 'server.key'}: is no private key in PEM form, or has a passphrase"
+        ) from error
     if key.public_key() != certificate.public_key():
         raise InputError(f"{path}: belongs to another key than {folder / 'server.key'}")
     return exposed(folder / "server.key")

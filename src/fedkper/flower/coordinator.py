@@ -6,9 +6,8 @@ written down. What differs is that answers may fail to come.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedkper import checkpoint, data, evaluate, metrics, simulate, tree
+from fedkper import data, evaluate, metrics, simulate
 from fedkper.errors import InputError, RunError
 from fedkper.execute import Here
 from fedkper.flower.contract import Plan
@@ -24,7 +23,6 @@ from fedkper.flower.describe import description
 from fedkper.flower.members import Line, Members, code_of
 from fedkper.flower.parcel import Code, Parcel
 from fedkper.flower.settings import Federation
-from fedkper.forgetting import transfer
 from fedkper.method import Update
 from fedkper.record import Details, Record
 from fedkper.runfiles import CLIENT_COLUMNS, ROUND_COLUMNS, read_json
@@ -77,10 +75,13 @@ class Coordinator:
         self._require_fitting()
         new = not (self.folder / "run.json").exists()
         record = Record.create(self.folder) if new else Record.open(self.folder)
+        record.on_event = self._told
         try:
             if not new:
                 self._require_same()
-            state = self._restored(record)
+            state = simulate.state_of(self.site, record, record.restore())
+            if state.round:
+                self.say(f"goes on after round {state.round}")
             self.members.gather(lambda: self._tell("waiting", state.round))
             if new:
                 held, test = self.members.held, len(self.site.test_y)
@@ -117,27 +118,6 @@ class Coordinator:
                 "asks for now; the numbers would be those of neither. Restore those, or move the folder away"
             )
 
-    def _restored(self, record: Record) -> State:
-        """Where the run stands, from its last valid checkpoint."""
-        done, shared, _, notice = record.restore()
-        if notice:
-            record.event("checkpoint", round=done, reason=notice)
-        visits: dict[int, int] = {}
-        if done:
-            values = json.loads((self.folder / _visits_name(done)).read_text())
-            visits = {int(client): int(round) for client, round in values.items()}
-            self.say(f"goes on after round {done}")
-        curves = record.curves()
-        reference: dict[int, float | None] = {}
-        for row, clients in zip(curves.global_on_local, curves.sampled, strict=True):
-            row = [*row, *[None] * (len(self.federation.sites) - len(row))]
-            transfer(reference, row, clients)
-        shared = shared or self.plan.first
-        differing = checkpoint.differing(record.checkpoints, done)
-        if differing is None:
-            differing = {k: v for k, v in self.plan.model.init().items() if k not in shared}
-        return State(done, shared, visits, curves, differing, reference)
-
     # A round
 
     def _round(self, record: Record, state: State) -> None:
@@ -146,16 +126,18 @@ class Coordinator:
         clock = [time.perf_counter()]
         e = f.experiment
         sampled = sorted(sampled_clients(t, e.clients, e.fraction, e.sampling, e.seed))
-        answers = self._train(record, state, sampled)
+        answers, sent = self._train(record, state, sampled)
         clock.append(time.perf_counter())
-        down = nbytes(state.shared) * len(sampled)
+        down = nbytes(state.shared) * sent
         admitted = simulate.admit(self._fitting(record, t, answers), state.shared, record, t)
         if len(admitted) < min(f.rounds.minimum, len(sampled)):
             admitted = {}
         # Robust merging would act here, on the admitted updates.
         shares = simulate.aggregate(self.site, self.pool, record, state, admitted)
         clock.append(time.perf_counter())
-        on_local, down_scores = self._score(state, t)
+        errors = self.members.errors
+        silent = {f.sites[k] for k in sampled if k not in answers and errors.get(f.sites[k]) == Code.SILENT}
+        on_local, down_scores = self._score(state, t, silent)
         on_g, _ = evaluate.global_model(self.pool, self.site)
         clock.append(time.perf_counter())
 
@@ -172,14 +154,15 @@ class Coordinator:
         line |= {"round": t + 1} | metrics.last_round(state.curves, state.reference) | scores
         line |= {"train_seconds": train, "merge_seconds": merge, "eval_seconds": evaluation}
         line |= {"down_bytes": down + down_scores, "up_bytes": sum(a.nbytes for a in answers.values())}
-        rows = [self._row(t, k, sampled, answers, admitted, shares, on_local) for k in range(e.clients)]
+        known = state.curves.local_n
+        rows = [
+            self._row(t, k, sampled, answers, admitted, shares, on_local, known) for k in range(e.clients)
+        ]
         detail = detailed(state.round)
-        known = [Details("global", None, on_g.confusion())] if len(on_g.y) else []
-        record.details(t + 1, known, on_g.bins() if detail else [])
+        counted = [Details("global", None, on_g.confusion())] if len(on_g.y) else []
+        record.details(t + 1, counted, on_g.bins() if detail else [])
         record.append(line, rows)
-        tree.write(self.folder / _visits_name(t + 1), json.dumps(state.visits).encode())
-        record.save(t + 1, state.shared, state.differing, {}, {})
-        (self.folder / _visits_name(t - 1)).unlink(missing_ok=True)
+        record.save(t + 1, state.shared, state.differing, {}, state.visits)
         self.say(self._line(state.round, line, admitted))
         self._tell("running", state.round)
 
@@ -192,9 +175,10 @@ class Coordinator:
         admitted: dict[int, Update],
         shares: dict[int, float],
         on_local: dict[int, tuple[float | None, float | None]],
+        local_n: Mapping[int, int],
     ) -> dict[str, Any]:
-        """A site's line of clients.csv."""
-        samples, tested = self.members.held.get(self.federation.sites[k], (0, 0))
+        """A site's line of clients.csv. One that has been away since a restart keeps its known test part."""
+        samples, tested = self.members.held.get(self.federation.sites[k], (0, local_n.get(k, 0)))
         words = answers[k].words if k in admitted else {}
         row: dict[str, Any] = dict.fromkeys(CLIENT_COLUMNS)
         row |= {"round": t + 1, "client": k, "sampled": int(k in sampled)}
@@ -206,14 +190,15 @@ class Coordinator:
         detail = detailed(t + 1)
         return row | {"global_on_local_acc": accuracy, "global_on_local_auc": auc if detail else None}
 
-    def _train(self, record: Record, state: State, sampled: list[int]) -> dict[int, Answer]:
-        """The answers of a round. Raises RunError if within its tries too few sites answer.
+    def _train(self, record: Record, state: State, sampled: list[int]) -> tuple[dict[int, Answer], int]:
+        """A round's answers and the number of messages. Raises RunError if too few sites answer in its tries.
 
         An answer of an earlier try of the same round counts: it is of the same model and the same state.
         """
         f, t = self.federation, state.round
         needed = min(f.rounds.minimum, len(sampled))
         answers: dict[int, Answer] = {}
+        sent = 0
         for attempt in range(1, f.rounds.tries + 1):
             self._tell("running", t, attempt=attempt)
             wanted = {f.sites[k]: k for k in sampled if k not in answers}
@@ -224,21 +209,22 @@ class Coordinator:
                 for name in wanted
                 if name in present
             }
+            sent += len(asked)
             replies = self.line.ask(asked, f.rounds.limit) if asked else {}
             for name, k in wanted.items():
                 reply = replies.get(name)
-                code = Code.SILENT if reply is None else code_of(reply)
+                missing = Code.SILENT if name in asked else Code.AWAY
+                code = missing if reply is None else code_of(reply)
                 if reply is not None and code == Code.DONE:
                     answers[k] = self._answer(reply)
                     if reply.words.get("fresh") is True:
                         reason = "the site has lost its own state and starts afresh"
                         record.event("fresh", round=t + 1, client=k, reason=reason)
-                        self.say(f"{name}: {reason}")
                     self.members.errors.pop(name, None)
                     continue
                 self._failed(record, t, attempt, name, k, code)
             if len(answers) >= needed:
-                return answers
+                return answers, sent
             came = f"{len(answers)} of {len(sampled)} sites answered, {needed} needed"
             self.say(f"round {t + 1}, try {attempt} of {f.rounds.tries}: {came}")
         reasons = "; ".join(
@@ -253,7 +239,6 @@ class Coordinator:
         self.members.failed(name, code)
         reason = f"{code.name}: {code.meaning}"
         record.event("unanswered", round=t + 1, client=k, attempt=attempt, reason=reason)
-        self.say(f"round {t + 1}: {name}: {code.name}, {code.meaning}")
 
     def _fitting(self, record: Record, t: int, answers: dict[int, Answer]) -> dict[int, Update]:
         """The updates of sites that sent what was agreed, sorted; each other one is named with its reason."""
@@ -262,7 +247,6 @@ class Coordinator:
             reason = self._misfit(k, answers[k])
             if reason:
                 record.event("rejected", round=t + 1, client=k, reason=reason)
-                self.say(f"round {t + 1}: {self.federation.sites[k]}: update rejected: {reason}")
             else:
                 fitting[k] = answers[k].update
         return fitting
@@ -293,10 +277,16 @@ class Coordinator:
         )
         return Answer(update, words, sum(nbytes(found) for found in trees.values()))
 
-    def _score(self, state: State, t: int) -> tuple[dict[int, tuple[float | None, float | None]], int]:
-        """The merged model on every site's local test part, made there; and the bytes that were sent."""
+    def _score(
+        self, state: State, t: int, silent: set[str]
+    ) -> tuple[dict[int, tuple[float | None, float | None]], int]:
+        """The merged model on every site's local test part, made there; and the bytes that were sent.
+
+        Sites that were `silent` in this round are not asked: they do one thing after another, and a round
+        would last twice its limit.
+        """
         model = rest(state.shared) | state.differing
-        present = sorted(self.members.ready())
+        present = sorted(self.members.ready() - silent)
         asked = {name: self.members.request("score", {"model": model}, round=t) for name in present}
         found = {}
         for name, reply in self.line.ask(asked, self.federation.rounds.limit).items():
@@ -307,6 +297,12 @@ class Coordinator:
         return found, nbytes(model) * len(asked)
 
     # What is told
+
+    def _told(self, event: dict[str, Any]) -> None:
+        """An event of the run, with the site's name."""
+        who = f"{self.federation.sites[event['client']]}: " if "client" in event else ""
+        what = "update rejected: " if event["event"] == "rejected" else ""
+        self.say(f"round {event['round']}: {who}{what}{event['reason']}")
 
     def _line(self, round: int, line: dict[str, Any], admitted: dict[int, Update]) -> str:
         shown = {"global": line["global_acc"], "local": line["local_acc"], "BwT": line["global_bwt"]}
@@ -319,10 +315,6 @@ class Coordinator:
         sites = self.members.report()
         rounds = self.federation.experiment.rounds
         self.note({"state": state, "round": round, "rounds": rounds, "sites": sites, **more})
-
-
-def _visits_name(round: int) -> str:
-    return f"visits-{round:06d}.json"
 
 
 def _share(words: dict[str, Any], name: str) -> float | None:

@@ -17,7 +17,7 @@ def description(
     """What is run: `held` are the train and local test images of the sites that joined, `test` those of G."""
     data = {
         "name": "federation",
-        "hash": None,
+        "hash": federation.id,  # what the sites hold is not known here, but that it is theirs
         "classes": list(federation.classes),
         "shape": list(federation.shape),
         "train": sum(train for train, _ in held.values()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import os
 import secrets
 import shutil
 from itertools import pairwise
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkper import folders, tree, userfile
-from fedkper.errors import InputError
+from fedkper.errors import InputError, RunError
 from fedkper.flower.contract import named, plain_method
 from fedkper.flower.settings import Federation, Policy, toml
 
@@ -22,7 +23,7 @@ README = """# Federation {id}
 |---|---|
 | `coordinator/`, `federation.toml` | the coordinator: this machine; `ca.key`, `server.key` never leave it |
 {rows}
-Hand each site its folder on a safe way: `key` in it is the site's private key. Then:
+Hand each site its folder in a safe way: `key` in it is the site's private key. Then:
 
     fedkper link {folder}                            # here, at the coordinator
 
@@ -47,11 +48,20 @@ def found(folder: Path, federation: Federation, hosts: list[str], own_authority:
     `hosts`: the names and addresses in the coordinator's certificate. Without `own_authority` there is a
     request for a certificate instead of one.
     """
+    if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+        raise InputError(f"{folder}: is there and not empty; name another folder")
+    folders.make(folder)
+    try:
+        _found(folder, federation, hosts, own_authority)
+    except OSError as error:
+        raise RunError(
+            f"{folder}: cannot be written ({error.strerror}); remove it and start again"
+        ) from error
+
+
+def _found(folder: Path, federation: Federation, hosts: list[str], own_authority: bool) -> None:
     from fedkper.flower import certificates
 
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"{folder}: is not empty; name another folder")
-    folders.make(folder)
     coordinator = folder / "coordinator"
     coordinator.mkdir()
     (coordinator / "keys").mkdir()

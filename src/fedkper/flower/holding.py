@@ -47,6 +47,11 @@ class Holding(NamedTuple):
         }
 
 
+def located(named: str, folder: Path) -> str:
+    """What site.toml names; a relative path is one from the site's folder, wherever the reader runs."""
+    return named if not named or named.startswith(SHARE) else str(folder.absolute() / named)
+
+
 def read(source: str, federation: Federation, site: str, cache: Path) -> Holding:
     """The data that `source` names: a file, or share:NAME:INDEX/COUNT.
 
@@ -79,9 +84,9 @@ def _file(source: str, federation: Federation) -> Holding:
     """The train split of a file in MedMNIST's form to train on, its test split as the local test part."""
     path = Path(source)
     if path.suffix != ".npz":
-        raise InputError(f"--data {source}: must be a .npz file in MedMNIST's form")
+        raise InputError(f"data {source}: must be a .npz file in MedMNIST's form")
     if not path.is_file():
-        raise InputError(f"--data {source}: no such file")
+        raise InputError(f"data {source}: no such file")
     found = data.load(source, federation.shape[0], path.parent)
     _require(found, federation, source)
     patients = found.columns.get("patient")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from fedkper.errors import RunError
@@ -15,8 +15,8 @@ from fedkper.tree import Tree
 
 # Seconds between two looks at who is there.
 PAUSE = 2.0
-# Seconds that a site has at least to answer to a joining.
-JOIN_SECONDS = 30.0
+# Seconds that a site has at most to answer to a joining, and until one that did not is asked again.
+JOIN_SECONDS, AGAIN_SECONDS = 120.0, 300.0
 
 
 class Line(Protocol):
@@ -44,6 +44,8 @@ class Members:
         self.refused: dict[str, str] = {}
         """why others have not; one that goes away and comes back is asked again"""
         self.away: set[str] = set()
+        self.asked_again: dict[str, float] = {}
+        """when sites that did not answer to their joining are asked again, by time.monotonic"""
         self.errors: dict[str, Code] = {}
         """of every site that failed, the last"""
 
@@ -65,9 +67,11 @@ class Members:
         rounds = self.plan.federation.rounds
         end, told = time.time() + rounds.wait, ""
         while len(self.held) < len(self.names):
-            self.join(self.line.present(), max(JOIN_SECONDS, end - time.time()))
-            missing = [name for name in self.names if name not in self.held and name not in self.refused]
-            if not missing or len(self.held) + len(missing) < rounds.minimum or time.time() >= end:
+            late = time.time() >= end
+            self.join(self.line.present())
+            settled = self.held.keys() | (self.refused.keys() - self.asked_again.keys())
+            missing = [name for name in self.names if name not in settled]
+            if not missing or len(self.held) + len(missing) < rounds.minimum or late:
                 break
             came = f"{len(self.held)} came" + (f" ({', '.join(sorted(self.held))})" if self.held else "")
             until = time.strftime("%H:%M", time.localtime(end))
@@ -86,30 +90,42 @@ class Members:
                 f" ({', '.join(sorted(self.held)) or 'none'}) within {rounds.wait:g} s{reasons}"
             )
 
-    def join(self, present: Iterable[str], seconds: float) -> None:
+    def join(self, present: Iterable[str]) -> None:
         """Compares the contract with the sites that have not joined yet."""
         self.away |= self.refused.keys() - set(present)
-        held_back = self.refused.keys() - self.away
+        now = time.monotonic()
+        due = {name for name, moment in self.asked_again.items() if moment <= now}
+        held_back = self.refused.keys() - self.away - due
         new = [name for name in sorted(present) if name not in self.held and name not in held_back]
         if not new:
             return
         entries = json.dumps(self.plan.entries())
         asked = {name: self.request("join", contract=entries) for name in new}
-        for name, reply in sorted(self.line.ask(asked, seconds).items()):
-            self.away.discard(name)
+        replies = self.line.ask(asked, min(JOIN_SECONDS, self.plan.federation.rounds.limit))
+        for name in new:
+            self.asked_again.pop(name, None)
+        for name in sorted(asked.keys() - replies.keys()):
+            self._refuse(name, Code.SILENT)
+            self.asked_again[name] = time.monotonic() + AGAIN_SECONDS
+        for name, reply in sorted(replies.items()):
             code, words = code_of(reply), reply.words
             sizes = [words.get(key) for key in ("samples", "test_samples")]
             counts = [n for n in sizes if type(n) is int and 0 <= n <= MOST_SAMPLES]
             if code == Code.DONE and len(counts) == 2:
                 self.held[name] = counts[0], counts[1]
+                self.away.discard(name)
                 self.refused.pop(name, None)
                 self.errors.pop(name, None)
                 self.say(f"{name} joined")
                 continue
             told = str(words.get("differences", ""))[:4000] if code == Code.CONTRACT else ""
-            self.refused[name] = "\n    ".join([f"{code.name}, {code.meaning}", *told.splitlines()])
-            self.errors[name] = code
-            self.say(f"{name} refused: {self.refused[name]}")
+            self._refuse(name, code, told.splitlines())
+
+    def _refuse(self, name: str, code: Code, why: Sequence[str] = ()) -> None:
+        self.away.discard(name)
+        self.refused[name] = "\n    ".join([f"{code.name}, {code.meaning}", *why])
+        self.errors[name] = code
+        self.say(f"{name} refused: {self.refused[name]}")
 
     def awaited(self, wanted: set[str], needed: int) -> set[str]:
         """The wanted sites that are there and have joined; waits up to a round's limit for enough of them."""
@@ -117,7 +133,7 @@ class Members:
         end = time.time() + limit
         while True:
             present = self.line.present()
-            self.join(present, limit)
+            self.join(present)
             ready = wanted & present & self.held.keys()
             if len(ready) >= needed or time.time() >= end:
                 return ready

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedkper.errors import InputError, RunError
 from fedkper.flower import processes
+from fedkper.flower.settings import Federation
 from fedkper.flower.site import Hospital
 
 PAUSE = 0.5
@@ -20,8 +21,10 @@ RETRY_SECONDS = 3.0
 LEASE_SECONDS = 75.0
 # Seconds for the last answer to leave.
 PARTING_SECONDS = 6.0
-# After this a SuperNode of Flower 1.42 no longer works, but its process lives on.
-STUCK = "SSL/TLS handshake error detected"
+# Seconds after which a coordinator that does not answer is looked for anew, and said to be missing.
+LOST_SECONDS = 60.0
+# After these a SuperNode of Flower 1.42 no longer works, but its process lives on.
+LOST = ("SSL/TLS handshake error detected", "Giving up reconnection")
 
 # Flower's code for both, which only time tells apart.
 REFUSED = "[code: 2004]"
@@ -45,7 +48,7 @@ def site(folder: Path, source: str, wait: float, tell: Tell) -> None:
         tell(f"warning: {warning}")
     data = hospital.data
     tell(f"{settings.name}: {len(data.train_y):,} train and {len(data.test_y):,} local test images")
-    node = Node(folder, hospital.federation.address, source, wait, tell)
+    node = Node(folder, hospital.federation, source, wait, tell)
     processes.end_on_term()
     (folder / "status.json").unlink(missing_ok=True)
     try:
@@ -58,9 +61,11 @@ def site(folder: Path, source: str, wait: float, tell: Tell) -> None:
 class Node:
     """A SuperNode, which is started anew when it is turned away or stuck."""
 
-    def __init__(self, folder: Path, address: str, source: str, wait: float, tell: Tell) -> None:
+    def __init__(self, folder: Path, federation: Federation, source: str, wait: float, tell: Tell) -> None:
         self.folder = folder
-        self.address = address
+        self.address = federation.address
+        self.patience = LEASE_SECONDS + len(federation.sites)
+        """seconds of being turned away that may be only a lease, or a coordinator that still learns keys"""
         self.wait = wait
         self.tell = tell
         self.log = folder / "flower.log"
@@ -70,16 +75,20 @@ class Node:
         self.process: subprocess.Popen[bytes] | None = None
         self.begin = 0
 
-    def start(self) -> None:
-        """Waits for the coordinator, looks at its certificate, and starts. Raises RunError at the limit."""
-        self._reach()
+    def start(self) -> bool:
+        """Looks at the coordinator's certificate and starts. Returns whether the coordinator was awaited.
+
+        Raises RunError if it does not come within the limit.
+        """
+        awaited = self._reach()
         self.begin = self.log.stat().st_size if self.log.exists() else 0
         Path(self.env["FLWR_HOME"]).mkdir(exist_ok=True)
         words = ["flower-supernode", "--superlink", self.address]
         words += ["--root-certificates", str(self.folder / "ca.crt")]
         words += ["--auth-supernode-private-key", str(self.folder / "key")]
-        words += ["--port", str(processes.free_port())]
+        words += ["--port", str(processes.free_port()), "--max-wait-time", str(LOST_SECONDS)]
         self.process = processes.start(words, self.log, self.env)
+        return awaited
 
     def stop(self) -> None:
         processes.stop(self.process)
@@ -88,18 +97,20 @@ class Node:
         """What it said last, if it has ended or is stuck; else nothing."""
         assert self.process is not None
         said = self.log.read_bytes()[self.begin :].decode(errors="replace")
-        if self.process.poll() is None and STUCK not in said:
+        if self.process.poll() is None and not any(sign in said for sign in LOST):
             return ""
-        codes = [line for line in said.splitlines() if "[code: " in line or STUCK in line]
+        codes = [line for line in said.splitlines() if any(sign in line for sign in ("[code: ", *LOST))]
         return (codes or [processes.last_line(self.log)])[-1].strip()
 
-    def _reach(self) -> None:
+    def _reach(self) -> bool:
+        """Whether the coordinator was not there at once."""
         from fedkper.flower import certificates
 
         end, told = time.time() + self.wait, False
         while True:
             try:
-                return certificates.look(self.address, self.folder / "ca.crt")
+                certificates.look(self.address, self.folder / "ca.crt")
+                return told
             except OSError as error:
                 cause = error.strerror or str(error)
             if time.time() >= end:
@@ -132,14 +143,15 @@ def _follow(folder: Path, name: str, node: Node, tell: Tell) -> None:
         if said := node.broken():
             failing = failing or time.monotonic()
             cause = f": {TURNED_AWAY}" if REFUSED in said else ""
-            if time.monotonic() - failing > LEASE_SECONDS:
+            if time.monotonic() - failing > node.patience:
                 raise RunError(f"the coordinator turns this site away ({said}){cause}; see {node.log}")
             if said != told:
-                tell(f"not connected ({said}){cause}; trying again for {LEASE_SECONDS:g} s")
+                tell(f"not connected ({said}){cause}; trying again for {node.patience:g} s")
             told = said
             node.stop()
             time.sleep(RETRY_SECONDS)
-            node.start()
+            if node.start():  # it was not there at all, and has yet to learn of its sites
+                failing = 0.0
         time.sleep(PAUSE)
 
 

@@ -10,9 +10,6 @@ from fedkper.checkpoint import own_path
 from fedkper.errors import InputError
 from fedkper.flower.parcel import Code, SiteError
 
-# The coordinator may go back to the checkpoint before its last, and a round may be asked for again.
-KEPT = 3
-
 
 class OwnState:
     """The folder state/FEDERATION of a site: own-INDEX-ROUND.safetensors, and own.json, their checksums."""
@@ -39,13 +36,20 @@ class OwnState:
             raise SiteError(Code.STATE, str(error)) from error
         return path
 
-    def keep(self, round: int, checksum: str) -> None:
-        """Notes a state that was written, and removes those that no checkpoint can ask for."""
+    def keep(self, round: int, checksum: str, began: int) -> None:
+        """Notes the state after `round`, made from that after `began`, and removes what nobody can ask for.
+
+        Kept are both, since the round's model may never be merged, and the one before `began`, since the
+        coordinator may go back to the checkpoint before its last. Later ones are of a run that is no more.
+        """
         states = self._checksums() | {round: checksum}
-        kept = dict(sorted(states.items())[-KEPT:])
+        before = max((known for known in states if known < began), default=0)
+        kept = {known: states[known] for known in sorted({before, began, round} & states.keys())}
         tree.write(self.folder / "own.json", json.dumps(kept).encode())
-        for old in states.keys() - kept.keys():
-            self.path(old).unlink(missing_ok=True)
+        mine = {self.path(known) for known in kept}
+        for path in [*self.folder.glob("own-*.safetensors"), *self.folder.glob(".*.tmp")]:
+            if path not in mine:
+                path.unlink(missing_ok=True)
 
     def _checksums(self) -> dict[int, str]:
         path = self.folder / "own.json"

@@ -31,6 +31,7 @@ class Code(IntEnum):
     TRAINING = 23
     INTERNAL = 30
     SILENT = 40
+    AWAY = 41
 
     @property
     def meaning(self) -> str:
@@ -48,6 +49,7 @@ MEANINGS = {
     Code.TRAINING: "training failed at the site",
     Code.INTERNAL: "an unexpected failure at the site",
     Code.SILENT: "no answer in time",
+    Code.AWAY: "the site is not connected, or has not joined",
 }
 
 

@@ -117,6 +117,11 @@ def stop(process: subprocess.Popen[bytes] | None) -> None:
 
 
 def alive(pid: int) -> bool:
+    """Whether a process runs. One that has ended, and for which its parent has yet to wait, does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:  # gone, or not a Linux
+        pass
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -147,6 +147,11 @@ def refuse_contradictions(federation: Federation, where: str) -> None:
         host, _, port = text.rpartition(":")
         if (text or entry == "address") and not (host and port.isdecimal() and 1 <= int(port) <= 65535):
             raise InputError(f"{where}: {entry} {text}: must be HOST:PORT")
+        if text and not re.fullmatch(r"[A-Za-z0-9.:\[\]_-]{1,64}", host):
+            raise InputError(
+                f"{where}: {entry} {text}: HOST must be an IP address, or a name of at most 64 letters, "
+                "digits, dots and hyphens (xn--... for names with other letters)"
+            )
     if federation.rounds.minimum > len(federation.sites):
         raise InputError(
             f"{where}: minimum {federation.rounds.minimum}: the federation has {len(federation.sites)} sites"

@@ -56,7 +56,7 @@ class Hospital:
         except Exception as error:  # whatever it is, its text must not leave
             code = _code(error)
             reply = Parcel({"code": int(code)})
-            with suppress(OSError):
+            with suppress(Exception):
                 self._log(f"{started} {action}: {code.name}: {error}\n{traceback.format_exc()}")
                 self._status("refused" if action == "join" else "failed", code=code.name, text=str(error))
         try:
@@ -106,9 +106,8 @@ class Hospital:
 
     @cached_property
     def data(self) -> holding.Holding:
-        return holding.read(
-            self.source or self.settings.data, self.federation, self.settings.name, self.own.folder
-        )
+        source = self.source or holding.located(self.settings.data, self.folder)
+        return holding.read(source, self.federation, self.settings.name, self.own.folder)
 
     @cached_property
     def pool(self) -> Here:
@@ -190,7 +189,7 @@ class Hospital:
         (trained,) = visit.trained
         update = trained.update
         if trained.checksum:
-            self.own.keep(t + 1, trained.checksum)
+            self.own.keep(t + 1, trained.checksum, last)
         if not bool(finite(update.shared).all()):
             self._log(f"round {t + 1}: training diverged; ask for a smaller lr or a grad_clip such as 5")
         local, untuned = evaluate.local_answers(self.pool.site, {self.index: visit.logits[0]})
@@ -254,7 +253,7 @@ class Hospital:
         return sum(mine in line and '"code": 0' in line for line in lines)
 
     def _log(self, text: str) -> None:
-        with open(self.folder / "site.log", "a", encoding="utf-8") as file:
+        with open(self.folder / "site.log", "a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text.rstrip() + "\n")
 
     def _status(self, state: str, **more: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +102,13 @@ def train(
     named = {c.experiment: c.place for c in sweep.cells([*(c.experiment for c in known), *extra])}
     cells = [*known, *(Cell(e, places.get(e) or named[e]) for e in extra)]
     with View(cells) as view:
-        outcomes = sweep.run(cells, folder, execution, jobs, view.on_event)
+        try:
+            outcomes = sweep.run(cells, folder, execution, jobs, view.on_event)
+        except (KeyboardInterrupt, RunError) as error:
+            if view.begun and getattr(error, "exit_code", 1) == 1:
+                view.close()
+                tables.go_on(f"the same command with --run ({shlex.quote(str(folder))})")
+            raise
     return [o for o in outcomes if o.state == "failed"]
 
 

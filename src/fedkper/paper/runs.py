@@ -23,8 +23,13 @@ from fedkper.methods import METHODS
 from fedkper.methods import parse as parse_method
 from fedkper.metrics import Curves
 
-# The paper's twelve in the order of its Table 1; METHODS has them in this order.
-STRATEGIES = tuple(cls.__name__ for cls in METHODS.values())
+# The paper's twelve in the order of its Table 1; METHODS may have more.
+TWELVE = (
+    *("fedavg", "fedcurv", "moon", "fedprox", "fedntd"),
+    *("fedas", "fedala", "ditto", "fedper", "fedkd", "fedbabu"),
+    "fedkper",
+)
+STRATEGIES = tuple(METHODS[name].__name__ for name in TWELVE)
 DATASETS = ("bloodmnist", "organsmnist", "organcmnist")  # in its order too
 FREE = ("method", "seed", "partition_seed")
 SECONDS = ("train_seconds", "merge_seconds", "eval_seconds")
@@ -54,6 +59,12 @@ class Found:
         return self.rounds >= self.experiment.rounds
 
     @property
+    def sites(self) -> tuple[str, ...]:
+        """The names of a real federation's sites; none for a simulation."""
+        names = _part(self.stored, "federation").get("sites")
+        return tuple(map(str, names)) if isinstance(names, list) else ()
+
+    @property
     def partition(self) -> Partition:
         """Partition seed and hash; equal seeds may deal out differently in two versions."""
         return self.experiment.partition_seed, str(_part(self.stored, "partition").get("hash", ""))
@@ -76,6 +87,8 @@ class Setting:
     @property
     def title(self) -> str:
         e = self.experiment
+        if sites := self.runs[0].sites:
+            return f"federation of {', '.join(sites)}, {e.rounds:,} rounds"
         return f"{self.dataset}, {e.clients:,} clients, {e.rounds:,} rounds"
 
     def partitions(self) -> list[Partition]:

@@ -55,7 +55,7 @@ def collect(paths: Sequence[Path], data: Path | None = None) -> Report:
         raise InputError(f"{paths[0]}: holds no run that can be reported{reason}")
     names = list(dict.fromkeys(s.title.partition(",")[0] for s in sections))
     title = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return Report(title, tuple(sections), tuple(notes), len(found))
+    return Report(title, tuple(sections), tuple(notes), len(found), sum(bool(one.sites) for one in found))
 
 
 def _section(
@@ -77,7 +77,8 @@ def _section(
     }
     return Section(
         key=f"s{at + 1}",
-        title=_title(setting),
+        title=setting.title,
+        real=bool(setting.runs[0].sites),
         full=full,
         facts=tuple(facts.facts(setting, partition, arms)),
         deviations=tuple(paper_runs.deviations(setting.experiment)),
@@ -105,11 +106,6 @@ def _section(
         commands=tuple(facts.commands(setting, partition, arms)),
         versions=tuple(facts.versions([r for arm in arms for r in arm.runs])),
     )
-
-
-def _title(setting: Setting) -> str:
-    e = setting.experiment
-    return f"{setting.dataset}, {e.clients:,} clients, {e.rounds:,} rounds"
 
 
 def _row(

@@ -25,6 +25,16 @@ def facts(setting: Setting, partition: Partition, arms: Sequence[Arm]) -> list[t
         "iid": "at random, alike for all",
         "column": f"by the column “{e.column}”",
     }[e.partition]
+    if sites := arms[0].runs[0].sites:
+        held = f"{_count(data, 'train')} images that train at the sites and never leave them"
+        clients = (
+            f"{len(sites)} sites of a real federation ({', '.join(sites)}), of which {e.fraction:.0%} train"
+        )
+        dealt = "each with its own data"
+    else:
+        held = f"{setting.dataset}: {_count(data, 'train')} images dealt out to the clients"
+        clients = f"{e.clients:,}, of which {e.fraction:.0%} train"
+        dealt += f"; partition seed {partition[0]}"
     shape = data.get("shape")
     size = f", {' × '.join(map(str, shape))}" if isinstance(shape, list) else ""
     parameters = model.get("parameters")
@@ -32,16 +42,14 @@ def facts(setting: Setting, partition: Partition, arms: Sequence[Arm]) -> list[t
     return [
         (
             "Data",
-            f"{setting.dataset}: {_count(data, 'train')} images dealt out to the clients, "
-            f"{_count(data, 'test')} of the global test set that no client sees{size}",
+            f"{held}, {_count(data, 'test')} of the global test set that no client sees{size}",
         ),
         ("Classes", ", ".join(of_classes(arms[0].runs)) or "not recorded"),
         ("Licence", str(data.get("licence") or "not stated in the data")),
         ("Citation", str(data.get("citation") or "not stated in the data")),
         (
             "Clients",
-            f"{e.clients:,}, of which {e.fraction:.0%} train in a round; {dealt}; "
-            f"partition seed {partition[0]}",
+            f"{clients} in a round; {dealt}",
         ),
         (
             "Training",
@@ -80,6 +88,8 @@ def warnings(setting: Setting, arms: Sequence[Arm], said: Sequence[str]) -> list
         "fallback": "the method fell back",
         "checkpoint": "a damaged checkpoint",
         "resumed": "the run was resumed",
+        "unanswered": "a site did not answer",
+        "fresh": "a site started afresh",
     }
     for arm in arms:
         for r in arm.runs:
@@ -123,7 +133,10 @@ def _told(events: Sequence[dict[str, Any]]) -> str:
 
 
 def commands(setting: Setting, partition: Partition, arms: Sequence[Arm]) -> list[str]:
-    """fedkper compare with every option that is not the default; a line for each set of seeds."""
+    """fedkper compare with every option that is not the default; a line for each set of seeds.
+
+    For a federation what founds another one with the same settings.
+    """
     e, default = setting.experiment, Experiment()
     options: list[str] = []
     for name, value in e.to_json().items():
@@ -131,6 +144,12 @@ def commands(setting: Setting, partition: Partition, arms: Sequence[Arm]) -> lis
             options += [f"--{name.replace('_', '-')}", f"{value}"]
     if partition[0] != default.partition_seed:
         options += ["--partition-seed", str(partition[0])]
+    if sites := arms[0].runs[0].sites:
+        if "--clients" in options:
+            at = options.index("--clients")
+            del options[at : at + 2]
+        start = ["fedkper", "federation", "new", "FOLDER", "--sites", *sites, "--method"]
+        return [shlex.join([*start, arm.runs[0].experiment.method, *options]) for arm in arms]
     groups: dict[tuple[int, ...], list[str]] = {}
     for arm in arms:
         groups.setdefault(arm.seeds, []).append(arm.runs[0].experiment.method)

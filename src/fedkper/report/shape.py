@@ -105,6 +105,8 @@ class Section:
 
     key: str
     title: str
+    real: bool
+    """whether its runs are those of a real federation"""
     full: bool
     """otherwise only the answer and the table are shown"""
     facts: tuple[tuple[str, str], ...]
@@ -151,4 +153,6 @@ class Report:
     sections: tuple[Section, ...]
     notes: tuple[str, ...]
     runs: int
+    real: int
+    """of them, those of real federations"""
     version: str = __version__

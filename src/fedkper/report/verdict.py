@@ -327,5 +327,6 @@ def _care(arms: Sequence[Arm]) -> list[str]:
         lines.append(f"{counts[0]} seeds a method, all on one partition of the data.")
     if mean([arm.summary["global_acc"]["mean"] for arm in arms]).used < len(arms):
         lines.append("Not every method has a global accuracy; see the table.")
-    lines.append("All of this is simulated. It says nothing about use on patients before validation there.")
+    made = "was reported by the sites of a real federation" if arms[0].runs[0].sites else "is simulated"
+    lines.append(f"All of this {made}. It says nothing about use on patients before validation there.")
     return lines
