@@ -52,22 +52,21 @@ def scale(series: dict[str, dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    blood, short = ROOT / "results" / "paper-blood", ROOT / "results" / "methods-blood"
+    blood = ROOT / "results" / "blood"
     arms = {
-        "FedAvg": "fedavg-seed1",
-        "FedKPer": "fedkper-seed1",
-        "loss only": "fedkper-aggregation-false-seed1",
-        "aggregation only": "fedkper-distillation-false-seed1",
+        "FedAvg": "methods/bloodmnist_fedavg_seed1",
+        "FedKPer": "methods/bloodmnist_fedkper_seed1",
+        "loss only": "arms/fedkper-aggregation-false-seed1",
+        "aggregation only": "arms/fedkper-distillation-false-seed1",
     }
     runs = {name: read_curves(blood / folder) for name, folder in arms.items()}
     title = "BloodMNIST, 20 clients, Dirichlet 0.1, 2 clients a round, seed 1"
     pair = {name: runs[name] for name in ("FedAvg", "FedKPer")}
     plots.curves(pair, PICTURES / "blood.png", title)
     plots.curves(runs, PICTURES / "blood-arms.png", title)
-    reference = read_curves(short / "fedavg-seed1")
     for name in METHODS:
-        own = {} if name == "fedavg" else {name: read_curves(short / f"{name}-seed1")}
-        plots.curves({"fedavg": reference, **own}, PICTURES / f"methods-{name}.png", title)
+        own = {name: read_curves(blood / f"methods/bloodmnist_{name}_seed1")} if name != "fedavg" else {}
+        plots.curves({"fedavg": runs["FedAvg"], **own}, PICTURES / f"methods-{name}.png", title)
     measured = json.loads((ROOT / "docs" / "benchmarks" / "scale.json").read_text())
     scale(measured["series"], PICTURES / "scale.png")
 

@@ -380,6 +380,11 @@ def test_interrupted_it_leaves_nothing_behind_and_goes_on(network: Callable[...,
     assert "stopped" in net.said("link")
     processes.require_free("127.0.0.1", net.port)
     net.link()
+    net.until(lambda: rounds_done(net) == 2, "round 2")
+    killed([strict(net.folder / "coordinator/status.json")["pid"]])  # as if memory had run out
+    assert net.ended("link") == 1, net.everything()
+    assert "the coordinator's process ended" in net.said("link")
+    net.link()
     assert net.ended("link") == 0, net.everything()
     assert column(net.folder / "run", "rounds.csv", "round") == ["1", "2", "3"]
 
