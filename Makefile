@@ -16,7 +16,7 @@ test-long: setup
 	$(BIN)/python -m pytest -n 0 -m long
 
 test-federation: setup
-	$(BIN)/python -m pytest -n 4 --dist worksteal -m federation tests/test_federation_network.py
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m federation tests/test_federation_network.py
 
 federation-demo: setup
 	$(BIN)/python deploy/demo.py

@@ -42,7 +42,7 @@ from fedkper.models import CNN
 from fedkper.record import Record
 from fedkper.simulate import simulate
 
-TURNS, ROUNDS = 3, 3  # the first round of a turn warms up and is not counted
+TURNS, ROUNDS = 2, 3  # the first round of a turn warms up and is not counted
 
 
 def ours(method: str, precision: str) -> tuple[list[dict[str, float]], float]:
