@@ -1,8 +1,8 @@
 """What each method costs: a client's work a round relative to FedAvg's, its state and its traffic.
 
 One client with 480 images of 28 x 28 x 3, 5 epochs in batches of 12, one thread. FedAvg's round is measured
-anew before and after each of the method's, in the same process. "first" is a client's first round, "second" its
-second (FedALA then learns its weights until they settle), "later" the one after that.
+anew before and after each of the method's, in the same process. "first" is a client's first round, "second"
+its second (FedALA then learns its weights until they settle), "later" the one after that.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Case:
     """edge of the images"""
     embedded: str = ""
     """file with the embedded data set; its images are dealt out again and again. Empty: random images"""
-    rounds: int = 6
+    rounds: int = 5
     """the first warms up, the last is for the memory, and for the time only where there are two"""
     lanes: int = 1
     """clients side by side in one process; 1: a pool"""
