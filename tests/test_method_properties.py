@@ -771,13 +771,13 @@ def test_epochs_of_the_mixing(
     shared, own = method.init(model, model.init())
     received = {k: v * float("nan") for k, v in shared.items()} if spoilt else noisy(shared)
     own |= {"seen/visits": torch.tensor([visits])}
-    asked, batches = [], Task.batches
+    asked, plan = [], Task.plan
 
     def counted(self: Task, *args: Any) -> Any:
         asked.append(args)
-        return batches(self, *args)
+        return plan(self, *args)
 
-    monkeypatch.setattr(Task, "batches", counted)
+    monkeypatch.setattr(Task, "plan", counted)
     method.start(task_of(model, [9]), received, own)
     assert len(asked) == epochs
 

@@ -232,7 +232,7 @@ def test_two_half_runs_are_one_run(name: str, workers: int, tmp_path: Any) -> No
             raise Stop
 
     with pytest.raises(Stop):
-        run_site(site(name), tmp_path / "halves", workers, on_round=stop)
+        run_site(site(name), tmp_path / "halves", on_round=stop)
     run_site(site(name), tmp_path / "halves", workers)
     assert _numbers(tmp_path / "halves") == _numbers(tmp_path / "whole")
     for path in (tmp_path / "whole" / "checkpoint").glob("*.safetensors"):
