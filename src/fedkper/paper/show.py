@@ -42,20 +42,18 @@ def efficiency(setting: Setting, runs: Mapping[str, list[Found]]) -> None:
     """Figure 5 in numbers: each method at quarters of the time that the first one took."""
     tables.line(tables.plain(f"{setting.title}: global accuracy at equal times"), "bold")
     baseline = next(iter(runs))
-    rows = []
-    for r in readings(runs):
-        gain = "–" if r.relative is None else f"{100 * r.relative:+.1f} %"
-        times = {
-            "seconds of": r.clock,
-            "at": f"{r.seconds:.0f} s",
-            f"of {baseline}'s": f"{100 * r.share:.0f} %",
-        }
-        accs = {"method": r.method, "accuracy": number(r.acc), baseline: number(r.baseline_acc)}
-        gains = {"points": number(r.points, signed=True), "relative": gain}
-        rows.append(times | accs | gains | {"points, 9 rounds": number(r.smooth_points, signed=True)})
-    if rows:
+    found = readings(runs)
+    for clock in dict.fromkeys(r.clock for r in found):
+        tables.line(f"at quarters of {tables.plain(baseline)}'s seconds of {clock}")
+        rows = []
+        for r in (r for r in found if r.clock == clock):
+            gain = "–" if r.relative is None else f"{100 * r.relative:+.1f} %"
+            times = {"at": f"{r.seconds:.0f} s", "share": f"{100 * r.share:.0f} %"}
+            accs = {"method": r.method, "its acc.": number(r.acc), baseline: number(r.baseline_acc)}
+            gains = {"points": number(r.points, signed=True), "relative": gain}
+            rows.append(times | accs | gains | {"of 9 rounds": number(r.smooth_points, signed=True)})
         tables.rows(rows)
-    tables.line("")
+        tables.line("")
     if other := machines([r for found in runs.values() for r in found]):
         tables.notice(f"the times are not of one machine and version: {'; '.join(other)}")
 
