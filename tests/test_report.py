@@ -170,6 +170,12 @@ def test_the_interval_over_seeds_is_students() -> None:
 # --- the first screen ----------------------------------------------------------------------------------
 
 
+def test_a_lead_that_rounds_to_nothing_is_not_called_zero(tmp_path: Path) -> None:
+    made(tmp_path / "a", acc=[0.5, 0.5])
+    made(tmp_path / "b", "fedkper", acc=[0.5, 0.5002])
+    assert first_screen(tmp_path).cards[0].lines == ("Ahead of FedAvg by less than 0.1 points.",)
+
+
 def test_one_seed_is_said_to_show_no_spread(tmp_path: Path) -> None:
     made(tmp_path / "a", acc=[0.5, 0.5])
     made(tmp_path / "b", "fedkper", acc=[0.6, 0.6])

@@ -188,7 +188,8 @@ def listed(names: Sequence[str]) -> str:
 def judged(arm: Arm, other: Arm, key: str) -> Lead:
     """How far a method is ahead of another, against what the seed alone moves."""
     ahead = arm.summary[key]["mean"] - other.summary[key]["mean"]
-    text = f"Ahead of {other.name} by {points(ahead)} points"
+    gap = "less than 0.1" if 0 < ahead < 0.0005 else points(ahead)
+    text = f"Ahead of {other.name} by {gap} points"
     interval = over_seeds(_differences(arm, other, key))
     if interval is None or interval.low is None or interval.high is None:
         return Lead(f"{text}.", None)
