@@ -125,17 +125,17 @@ class Paper(Options):
             for s in shown
             if same_setting(s.experiment, base)
         ]
-        part = base.partition_seed
-        dealt = {r.experiment.partition_seed for s in ours for r in s.runs}
-        if ours and part != Experiment.partition_seed and part not in dealt:
-            raise InputError(
-                f"--partition-seed {part}: {self.runs[0]} holds none, but runs of partition seed "
-                f"{', '.join(map(str, sorted(dealt)))}; --run runs them"
-            )
         if not ours:
             raise InputError(
                 f"{self.runs[0]}: holds no run of {base.dataset} with these options, but "
                 f"{len(shown)} other setting{'s' if len(shown) > 1 else ''}; --run runs them"
+            )
+        part = base.partition_seed
+        dealt = {r.experiment.partition_seed for s in ours for r in s.runs}
+        if part != Experiment.partition_seed and part not in dealt:
+            raise InputError(
+                f"--partition-seed {part}: {self.runs[0]} holds none, but runs of partition seed "
+                f"{', '.join(map(str, sorted(dealt)))}; --run runs them"
             )
         return ours
 

@@ -70,16 +70,10 @@ class Sweep(Options):
         stored = self.partition_file or asked.partition_file
         with folders.out(self.out, "sweep") as folder:
             again = f"fedkper sweep --grid {shlex.quote(str(folder / sweep.REQUEST))}"
-            with View(cells) as view:
-                try:
-                    outcomes = sweep.run(
-                        cells, folder, self.execution(), self.jobs, view.on_event, stored, self.ray
-                    )
-                except (KeyboardInterrupt, RunError) as error:
-                    if view.begun and getattr(error, "exit_code", 1) == 1:
-                        view.close()
-                        tables.go_on(again)
-                    raise
+            with View(cells, again) as view:
+                outcomes = sweep.run(
+                    cells, folder, self.execution(), self.jobs, view.on_event, stored, self.ray
+                )
             if not view.begun:
                 tables.notice(f"all {len(cells)} cells were finished already")
             _report(outcomes, folder)

@@ -101,14 +101,8 @@ def train(
     extra = [e for e in what.experiments if e not in there]
     named = {c.experiment: c.place for c in sweep.cells([*(c.experiment for c in known), *extra])}
     cells = [*known, *(Cell(e, places.get(e) or named[e]) for e in extra)]
-    with View(cells) as view:
-        try:
-            outcomes = sweep.run(cells, folder, execution, jobs, view.on_event)
-        except (KeyboardInterrupt, RunError) as error:
-            if view.begun and getattr(error, "exit_code", 1) == 1:
-                view.close()
-                tables.go_on(f"the same command with --run ({shlex.quote(str(folder))})")
-            raise
+    with View(cells, f"the same command with --run ({shlex.quote(str(folder))})") as view:
+        outcomes = sweep.run(cells, folder, execution, jobs, view.on_event)
     return [o for o in outcomes if o.state == "failed"]
 
 

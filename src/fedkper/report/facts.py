@@ -139,15 +139,14 @@ def commands(setting: Setting, partition: Partition, arms: Sequence[Arm]) -> lis
     """
     e, default = setting.experiment, Experiment()
     options: list[str] = []
+    sites = arms[0].runs[0].sites
+    left_out = {*paper_runs.FREE, "clients"} if sites else set(paper_runs.FREE)  # the sites are the clients
     for name, value in e.to_json().items():
-        if name not in paper_runs.FREE and value != getattr(default, name):
+        if name not in left_out and value != getattr(default, name):
             options += [f"--{name.replace('_', '-')}", f"{value}"]
     if partition[0] != default.partition_seed:
         options += ["--partition-seed", str(partition[0])]
-    if sites := arms[0].runs[0].sites:
-        if "--clients" in options:
-            at = options.index("--clients")
-            del options[at : at + 2]
+    if sites:
         start = ["fedkper", "federation", "new", "FOLDER", "--sites", *sites, "--method"]
         return [shlex.join([*start, arm.runs[0].experiment.method, *options]) for arm in arms]
     groups: dict[tuple[int, ...], list[str]] = {}

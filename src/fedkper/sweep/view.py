@@ -10,6 +10,7 @@ from types import TracebackType
 from rich.progress import MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from fedkper import tables
+from fedkper.errors import RunError
 from fedkper.sweep.cells import Cell, Event, setting
 
 # Seconds between two lines about the whole in a log file.
@@ -110,8 +111,10 @@ def duration(seconds: float) -> str:
 class View:
     """A bar of all rounds and a line for each cell in progress; in a log file lines at the ends of cells."""
 
-    def __init__(self, cells: Sequence[Cell]) -> None:
+    def __init__(self, cells: Sequence[Cell], again: str) -> None:
         self.cells = cells
+        self.again = again
+        """the command that goes on, told if the sweep is stopped or fails"""
         self.time = TimeLeft(cells)
         self.begun = False
         """whether something may have been trained"""
@@ -134,10 +137,10 @@ class View:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
-
-    def close(self) -> None:
         self.bar.stop()
+        stopped = isinstance(error, (KeyboardInterrupt, RunError)) and getattr(error, "exit_code", 1) == 1
+        if self.begun and stopped:
+            tables.go_on(self.again)
 
     def on_event(self, event: Event) -> None:
         self.time.add(event)
