@@ -19,6 +19,7 @@ from scipy import stats
 from fedkper import metrics, runfiles, tables
 from fedkper.report import verdict
 from fedkper.report.collect import collect
+from fedkper.report.html import breakable
 from fedkper.report.shape import COLUMNS, SCORE_COLUMNS
 from terminal import TINY, fedkper, strict, write_data
 
@@ -167,6 +168,15 @@ def test_the_interval_over_seeds_is_students() -> None:
     assert verdict.over_seeds([]) is None
 
 
+def test_a_line_ends_inside_long_words_only_and_at_signs() -> None:
+    assert breakable("FedProx: mu=0.01") == "FedProx: mu=0.01"
+    assert breakable("FedKPer: aggregation=false") == "FedKPer: aggregation=<wbr>false"
+    assert (
+        breakable("granulocytes(myelocytes, <b>x</b>") == "granulocytes(<wbr>myelocytes, &lt;b&gt;x&lt;/b&gt;"
+    )
+    assert breakable("") == ""
+
+
 # --- the first screen ----------------------------------------------------------------------------------
 
 
@@ -232,6 +242,43 @@ def test_a_lead_is_held_against_the_seeds(
     assert card.best == ("FedKPer",)
     assert said in card.lines[0]
     assert card.certain is certain
+
+
+def test_a_lead_is_that_of_the_seeds_which_both_have(tmp_path: Path) -> None:
+    """Seed 2 of FedAvg alone is bad luck: it may neither widen a lead nor make one, at no client either."""
+    made(tmp_path / "a1", acc=[0.5, 0.5], local=[0.6, 0.6, 0.6])
+    made(tmp_path / "a2", seed=2, acc=[0.1, 0.1], local=[0.2, 0.2, 0.2])
+    made(tmp_path / "b", "fedkper", acc=[0.6, 0.6], local=[0.7, 0.5, 0.6])
+    made(tmp_path / "c", "ditto", acc=[0.4, 0.4], local=[0.4, 0.4, 0.4])
+    found = first_screen(tmp_path)
+    assert found.cards[0].lines == (
+        "Ahead of Ditto by 20.0 points.",
+        "Ahead of FedAvg by 10.0 points on the seed that both have.",
+    )
+    assert found.cards[1].lines[1] == "Ahead of FedAvg by 0.0 points on the seed that both have."
+    assert "1 of 3 clients do better" in found.whom[0]
+    assert "1 does worse, 1 the same" in found.whom[0]
+    assert "It costs most at client 1 (−10.0 points)." in found.whom
+
+
+def test_a_method_behind_on_the_seeds_that_both_have_is_not_called_ahead(tmp_path: Path) -> None:
+    made(tmp_path / "a1", acc=[0.7, 0.7])
+    made(tmp_path / "a2", seed=2, acc=[0.1, 0.1])
+    made(tmp_path / "b", "fedkper", acc=[0.6, 0.6])
+    card = first_screen(tmp_path).cards[0]
+    assert card.best == ("FedKPer",)
+    assert card.lines == ("Behind FedAvg by 10.0 points on the seed that both have: no difference shown.",)
+    assert card.certain is False
+
+
+def test_some_leads_may_be_certain_where_others_rest_on_one_seed(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        made(tmp_path / f"a{seed}", "fedavg", seed, acc=[0.4 + seed / 100, 0.4], local=[0.6, 0.6, 0.6])
+        made(tmp_path / f"b{seed}", "fedkper", seed, acc=[0.6 + seed / 100, 0.6], local=[0.8, 0.8, 0.8])
+    made(tmp_path / "c", "ditto", acc=[0.1, 0.1], local=[0.7, 0.7, 0.7])
+    found = first_screen(tmp_path)
+    assert [card.certain for card in found.cards[:2]] == [True, None]
+    assert found.headline.endswith("1 of these leads over the next method is certain with these seeds.")
 
 
 def test_for_whom_names_those_who_lose(tmp_path: Path) -> None:

@@ -33,6 +33,11 @@ class Arm:
     def seeds(self) -> tuple[int, ...]:
         return tuple(r.experiment.seed for r in self.runs)
 
+    def of(self, seeds: Sequence[int]) -> Arm:
+        """The same with the runs of these seeds only; all runs if it has none of them."""
+        runs = tuple(r for r in self.runs if r.experiment.seed in seeds)
+        return Arm(self.name, runs) if 0 < len(runs) < len(self.runs) else self
+
     @cached_property
     def summaries(self) -> tuple[dict[str, Any], ...]:
         """summary.json of each run."""

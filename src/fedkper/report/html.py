@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from fedkper import tree
 from fedkper.errors import RunError
@@ -32,6 +34,7 @@ PARTS = {
     "warnings": "Warnings",
     "again": "Run it again",
 }
+LONG = 12  # letters of a word that fit the narrowest column of names
 
 
 def write(report: shape.Report, path: Path) -> None:
@@ -68,6 +71,7 @@ def render(report: shape.Report) -> str:
         "bytes": size,
         "seconds": seconds,
         "said": said,
+        "breakable": breakable,
     }
     page = environment.get_template("report.html.j2")
     return page.render(
@@ -110,3 +114,11 @@ def num(value: float, digits: int = 3) -> str:
 def said(reason: str) -> str:
     """A reason in the words of a reader: "undefined" is what scripts print when they fail."""
     return reason.replace("undefined", "not defined")
+
+
+def breakable(name: str) -> Markup:
+    """A name in which a line may end inside a long word too, after = ( / and the like instead of anywhere."""
+    return Markup(" ").join(
+        Markup("<wbr>").join(re.split(r"(?<=[=(/\\_,;:.+-])(?=.)", word)) if len(word) > LONG else word
+        for word in name.split(" ")
+    )

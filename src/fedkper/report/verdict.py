@@ -85,9 +85,16 @@ class Pair:
     """by metric, over the seeds that both have"""
     over_clients: paired.Difference | None
     """local accuracy, over the seeds and clients that both have"""
-    better: int
-    worse: int
-    equal: int
+    gaps: Mapping[int, float]
+    """by client, the difference in local accuracy over the seeds that both have"""
+
+    @property
+    def better(self) -> int:
+        return sum(gap > 0 for gap in self.gaps.values())
+
+    @property
+    def worse(self) -> int:
+        return sum(gap < 0 for gap in self.gaps.values())
 
 
 @dataclass(frozen=True)
@@ -149,15 +156,12 @@ def verdict(arms: Sequence[Arm], shown: Sequence[Arm]) -> Verdict:
 def compared(arm: Arm, reference: Arm) -> Pair:
     """Paired differences, the method minus the reference."""
     seeds = [seed for seed in arm.seeds if seed in reference.seeds]
-    ours, theirs = arm.clients.local_acc, reference.clients.local_acc
-    gaps = [ours[k] - theirs[k] for k in ours.keys() & theirs.keys()]
+    ours, theirs = arm.of(seeds).clients.local_acc, reference.of(seeds).clients.local_acc
     return Pair(
         arm.name,
         {key: over_seeds(_differences(arm, reference, key)) for key in QUESTIONS},
         paired.difference([arm.local_acc(s) for s in seeds], [reference.local_acc(s) for s in seeds]),
-        sum(gap > 0 for gap in gaps),
-        sum(gap < 0 for gap in gaps),
-        sum(gap == 0 for gap in gaps),
+        {k: ours[k] - theirs[k] for k in sorted(ours.keys() & theirs.keys())},
     )
 
 
@@ -186,12 +190,18 @@ def listed(names: Sequence[str]) -> str:
 
 
 def judged(arm: Arm, other: Arm, key: str) -> Lead:
-    """How far a method is ahead of another, against what the seed alone moves."""
-    ahead = arm.summary[key]["mean"] - other.summary[key]["mean"]
-    gap = "less than 0.1" if 0 < ahead < 0.0005 else points(ahead)
-    text = f"Ahead of {other.name} by {gap} points"
+    """How far a method is ahead of another, against what the seed alone moves; over the seeds both have."""
     interval = over_seeds(_differences(arm, other, key))
-    if interval is None or interval.low is None or interval.high is None:
+    if interval is None:
+        return Lead(f"Not compared with {other.name}: no seed has both.", None)
+    ahead = interval.mean
+    gap = "less than 0.1" if 0 < abs(ahead) < 0.0005 else points(abs(ahead))
+    text = f"{'Behind' if ahead < 0 else 'Ahead of'} {other.name} by {gap} points"
+    if arm.seeds != other.seeds:
+        text += f" on the seed{'s' if interval.used > 1 else ''} that both have"
+    if ahead < 0:
+        return Lead(f"{text}: no difference shown.", False)
+    if interval.low is None or interval.high is None:
         return Lead(f"{text}.", None)
     spread = max(defined(a.summary[key].get("std_seeds") for a in (arm, other)), default=0.0)
     if ahead <= spread:
@@ -242,15 +252,15 @@ def _headline(arms: Sequence[Arm], leader: Arm, cards: Sequence[Card]) -> str:
             rest.setdefault(listed(card.best), []).append(card.title)
     text += "".join(f", {name} on “{'” and “'.join(titles)}”" for name, titles in rest.items())
     states = [card.certain for card in answered]
-    if None in states:
+    if None in states and True not in states:
         return f"{text}. One seed does not show whether that is chance."
     if all(states):
         return f"{text}. Each lead over the next method is larger than what the seeds move."
     if not any(states):
         return f"{text}. With these seeds no lead over the next method is certain."
-    return (
-        f"{text}. {sum(map(bool, states))} of these leads over the next method are certain with these seeds."
-    )
+    certain = states.count(True)
+    which = f"{certain} of these leads over the next method {'is' if certain == 1 else 'are'}"
+    return f"{text}. {which} certain with these seeds."
 
 
 def _whom(leader: Arm, rival: Arm | None) -> list[str]:
@@ -261,11 +271,11 @@ def _whom(leader: Arm, rival: Arm | None) -> list[str]:
     lines = []
     if rival is not None:
         pair = compared(leader, rival)
-        n = pair.better + pair.worse + pair.equal
-        interval = pair.over_clients
+        n, interval = len(pair.gaps), pair.over_clients
         text = (
             f"With {leader.name}, {pair.better} of {n} clients do better on their own patients than with "
-            f"{rival.name}, {pair.worse} {'does' if pair.worse == 1 else 'do'} worse, {pair.equal} the same"
+            f"{rival.name}, {pair.worse} {'does' if pair.worse == 1 else 'do'} worse, "
+            f"{n - pair.better - pair.worse} the same"
         )
         if interval is not None and interval.low is not None and interval.high is not None:
             text += (
@@ -273,10 +283,9 @@ def _whom(leader: Arm, rival: Arm | None) -> list[str]:
                 f"{signed(interval.low)} to {signed(interval.high)}, bootstrap)"
             )
         lines.append(f"{text}.")
-        gaps = {k: acc[k] - v for k, v in rival.clients.local_acc.items() if k in acc}
-        lost = [k for k in sorted(gaps, key=lambda k: gaps[k]) if gaps[k] < 0][:3]
+        lost = [k for k in sorted(pair.gaps, key=lambda k: pair.gaps[k]) if pair.gaps[k] < 0][:3]
         if lost:
-            which = ", ".join(f"client {k} ({points(gaps[k])} points)" for k in lost)
+            which = ", ".join(f"client {k} ({points(pair.gaps[k])} points)" for k in lost)
             lines.append(f"It costs most at {which}.")
     worst = sorted(acc, key=lambda k: acc[k])[:3]
     which = ", ".join(f"client {k} ({percent(acc[k])})" for k in worst)
