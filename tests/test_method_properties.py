@@ -284,6 +284,24 @@ def test_fedkd_energy(case: Any) -> None:
     check([method.energy(t, values["T"]) for t in values["t"]], case, "energy")
 
 
+def test_fedkd_reduction_mean_is_over_samples_and_classes() -> None:
+    z_s, z_t, f_s, f_t = torch.randn(
+        4, 1, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+    b = batch_of([0, 1, 2, 3, 4, 0])
+    losses = FedKD(reduction="mean").losses(z_s, z_t, f_s, f_t, b)
+    ce_s, ce_t = (nn.functional.cross_entropy(z[0], b.y[0]) for z in (z_s, z_t))
+    hidden = nn.functional.mse_loss(f_s, f_t)
+    each = nn.KLDivLoss(reduction="none", log_target=True)
+    p, q = z_t[0].log_softmax(-1), z_s[0].log_softmax(-1)
+    assert losses.student == pytest.approx(
+        float(ce_s + (each(q, p).mean() + hidden) / (ce_s + ce_t)), rel=1e-5
+    )
+    assert losses.teacher == pytest.approx(
+        float(ce_t + (each(p, q).mean() + hidden) / (ce_s + ce_t)), rel=1e-5
+    )
+
+
 @pytest.mark.parametrize("case", cases("fedkd_losses"))
 def test_fedkd_losses(case: Any) -> None:
     values = case["inputs"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,6 +46,8 @@ class FedKD(Method):
     """What that share tends to in the last round."""
     clip: Annotated[float, Range(0)] = 10.0
     """Largest gradient norm of student, teacher and projection, each; 0 clips nothing."""
+    reduction: Literal["batchmean", "mean"] = "batchmean"
+    """Of KL: its mean over samples, or over samples and classes, which is C times weaker."""
 
     def sgd(self, task: Task) -> SGD:
         limits = [limit for limit in (self.clip, task.sgd.clip) if limit]
@@ -75,7 +77,9 @@ class FedKD(Method):
         ce_s, ce_t = ce(z_s, b), ce(z_t, b)
         hidden = mean((f_t - f_s).square().mean(-1), b)
         both = ce_s + ce_t
-        return Losses(ce_s + (kl(z_t, z_s, b) + hidden) / both, ce_t + (kl(z_s, z_t, b) + hidden) / both)
+        over = z_s.shape[-1] if self.reduction == "mean" else 1
+        towards_t, towards_s = kl(z_t, z_s, b) / over, kl(z_s, z_t, b) / over
+        return Losses(ce_s + (towards_t + hidden) / both, ce_t + (towards_s + hidden) / both)
 
     def energy(self, t: int, rounds: int) -> float:
         return self.energy_start + t / rounds * (self.energy_end - self.energy_start)
