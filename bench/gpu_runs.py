@@ -177,7 +177,7 @@ def group(runs: Sequence[Site], device: str, clients: Sequence[int] | None = Non
     if clients is None:
         drawn = sampled_clients(0, e.clients, e.fraction, e.sampling, e.seed)
         clients = [r * count + k for r in range(len(runs)) for k in sorted(drawn)]
-    initials = [initial for _, initial in site.riders] or [site.model.init()]
+    initials = [rider.initial for rider in site.riders]
     started = [[to(t, device) for t in site.method.init(site.model, to(i, device))] for i in initials]
     chosen = [started[site.rider(c)] for c in clients]
     if len(runs) == 1:

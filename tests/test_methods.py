@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from federation import InOrder, Normed, Small, lane, lanes_of, repeated, run_site, site, task_of
-from fedkper import tree
+from fedkper import rng, tree
 from fedkper.lanes import Lanes
 from fedkper.losses import Batch, ce, entropy, kl
-from fedkper.method import Update, client_round, refusal, weights
+from fedkper.method import Method, Update, client_round, refusal, weights
 from fedkper.methods import METHODS, parse
 from fedkper.methods.fedavg import FedAvg
 from fedkper.methods.fedkper import FedKPer
+from fedkper.runfiles import read_curves
 from fedkper.simulate import admit
 from fedkper.task import SGD, Task
 from golden import cases, check
@@ -80,6 +81,24 @@ def assert_close(a: tree.Tree, b: tree.Tree, tolerance: float) -> None:
 
 
 # --- the law book -------------------------------------------------------------------------------------
+
+
+@every_method
+def test_a_lane_that_diverged_changes_no_other(name: str) -> None:
+    method, model, sizes = parse(name), lanes_of(), (12, 7, 9)
+    shared, initial = method.init(model, model.init())
+    own = repeated(initial, 3) if initial else {}
+    task, received = task_of(model, sizes), repeated(shared, 3)
+    sound = client_round(method, task, received, own)
+    received = {k: v.clone() for k, v in received.items()}
+    received["body.weight"][1, 0, 0] = float("nan")
+    spoilt = client_round(method, task, received, own)
+    assert not bool(tree.finite(lane(spoilt, 1).shared))
+    for k in (0, 2):
+        for field in ("shared", "own", "sums"):
+            assert_close(getattr(lane(spoilt, k), field), getattr(lane(sound, k), field), 0)
+        assert torch.equal(spoilt.weight[k], sound.weight[k])
+        assert method.payload(lane(spoilt, k)) == method.payload(lane(sound, k))
 
 
 @every_method
@@ -165,7 +184,7 @@ def test_merging_keeps_names_shapes_and_types(name: str, module: type[nn.Module]
     }
 
 
-@every_method
+@pytest.mark.parametrize("name", [name for name, cls in METHODS.items() if cls.pull is not Method.pull])
 @every_model
 def test_the_closed_forms_are_the_gradients_of_the_loss(name: str, module: type[nn.Module]) -> None:
     """What training adds without a backward pass is what one through the whole loss would give."""
@@ -174,7 +193,8 @@ def test_the_closed_forms_are_the_gradients_of_the_loss(name: str, module: type[
     shared = rounds(name, module, 2)[0]
     task = task_of(model, [9], clients=[2], round=2)
     theta, fixed = method.start(task, shared, updates[2].own)
-    theta = {k: v + 0.05 * torch.randn_like(v) if v.is_floating_point() else v for k, v in theta.items()}
+    with rng.drawing(5):
+        theta = {k: v + 0.05 * torch.randn_like(v) if v.is_floating_point() else v for k, v in theta.items()}
     b = next(iter(task.batches(1)))[0]
 
     def gradients(loss: Any) -> tree.Tree:
@@ -249,8 +269,9 @@ def test_a_run_in_lanes_gives_the_same_numbers(name: str, module: type[nn.Module
         run_site(site(name, module, **quiet), tmp_path / f"{lanes}", lanes=lanes)
         for path in sorted((tmp_path / "alone" / "checkpoint").glob("*.safetensors")):
             assert_close(tree.load(tmp_path / f"{lanes}" / "checkpoint" / path.name), tree.load(path), 1e-4)
-        same = [(tmp_path / f / "rounds.csv").read_text().splitlines()[0] for f in ("alone", f"{lanes}")]
-        assert same[0] == same[1]
+        ours, alone = (read_curves(tmp_path / f) for f in (f"{lanes}", "alone"))
+        assert ours.global_acc == pytest.approx(alone.global_acc, abs=0.1)  # an answer on the edge may flip
+        assert ours.sampled == alone.sampled
 
 
 def _numbers(folder: Any) -> list[str]:

@@ -63,6 +63,16 @@ def test_each_has_the_numbers_that_it_has_alone(name: str, tmp_path: Path) -> No
     assert len({(tmp_path / "alone" / f"{seed}" / "rounds.csv").read_text() for seed in SEEDS}) == 3
 
 
+def test_each_scores_the_clients_that_it_scores_alone(tmp_path: Path) -> None:
+    """Which ones is drawn by the seed."""
+    sites = [site("fedavg", seed=seed, rounds=2, score_clients=2) for seed in SEEDS]
+    assert len({tuple(one.scored) for one in sites}) > 1
+    for folder in ride(sites, tmp_path / "together"):
+        one = next(s for s in sites if str(s.experiment.seed) == folder.name)
+        run_site(one, tmp_path / folder.name)
+        assert numbers(folder) == numbers(tmp_path / folder.name)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_side_by_side_in_lanes(name: str, tmp_path: Path) -> None:
     sites = [site(name, seed=seed, rounds=2, fraction=0.9, lr=0.01) for seed in SEEDS]
@@ -99,7 +109,7 @@ def test_one_that_was_stopped_behind_the_others_catches_up(tmp_path: Path) -> No
 
 def test_only_seeds_may_differ() -> None:
     sites = [site(seed=1), site(seed=2)]
-    assert [seed for seed, _ in together(sites).riders] == [1, 2]
+    assert [rider.seed for rider in together(sites).riders] == [1, 2]
     with pytest.raises(ValueError, match="seed alone"):
         together([sites[0], site(seed=2, lr=0.5)])
     with pytest.raises(ValueError, match="seed alone"):

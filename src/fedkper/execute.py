@@ -51,9 +51,9 @@ class Worker:
     def __init__(self, site: Site, device: str = "cpu") -> None:
         self.site = site
         self.device = device
-        self.local_test = torch.cat([site.test_index[client] for client in site.scored])
-        initials = [initial for _, initial in site.riders] or [site.model.init()]
-        self.initial_own = [site.method.init(site.model, initial)[1] for initial in initials]
+        riders = site.riders
+        self.local_test = [torch.cat([site.test_index[k] for k in rider.scored]) for rider in riders]
+        self.initial_own = [site.method.init(site.model, rider.initial)[1] for rider in riders]
         self.shared: dict[int, Tree] = {}
         self.scored: dict[int, Tree] = {}
         self.trained: list[tuple[list[int], Task, Update]] = []
@@ -157,7 +157,7 @@ class Worker:
 
     def global_on_local_logits(self, start: int, end: int, rider: int = 0) -> Tensor:
         """A run's global model on images of the scored clients' local test parts, one after another."""
-        images = self.site.train_x[self.local_test[start:end]]
+        images = self.site.train_x[self.local_test[rider][start:end]]
         return logits(self.site.model, self.scored[rider], images[None])[0]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,16 @@ from fedkper.methods import parse
 from fedkper.sample import stream
 from fedkper.task import Task
 from fedkper.tree import Tree, stack, to
+
+
+class Rider(NamedTuple):
+    """What is of one run alone where several ride together."""
+
+    seed: int
+    initial: Tree
+    """parameters of the initial model"""
+    scored: Sequence[int]
+    """clients on whose L_k its global model is scored every round"""
 
 
 @dataclass(frozen=True)
@@ -44,8 +55,13 @@ class Site:
     """per client, L_k"""
     scored: Sequence[int]
     """clients on whose L_k the global model is scored every round"""
-    riders: Sequence[tuple[int, Tree]] = ()
-    """seed and initial parameters of each run that rides together; empty for one that rides alone"""
+    together: Sequence[Rider] = ()
+    """the runs that ride together; empty for one that rides alone"""
+
+    @property
+    def riders(self) -> Sequence[Rider]:
+        """The runs that ride together, or the one that rides alone."""
+        return self.together or (Rider(self.experiment.seed, self.model.init(), self.scored),)
 
     def rider(self, client: int) -> int:
         """Which of the runs a client belongs to."""
@@ -63,18 +79,19 @@ class Site:
         """The same with its tensors on a device."""
         if device == "cpu":
             return self
-        kept = ("model", "scored", "riders")
+        kept = ("model", "scored", "together")
         moved = {f.name: to(getattr(self, f.name), device) for f in fields(self) if f.name not in kept}
         moved["model"] = self.model.starting(to(self.model.init(), device))
-        return replace(self, **moved, riders=[(seed, to(initial, device)) for seed, initial in self.riders])
+        moved["together"] = [r._replace(initial=to(r.initial, device)) for r in self.together]
+        return replace(self, **moved)
 
     def task(self, clients: Sequence[int], round: int) -> Task:
         """The clients' train data beside each other, a lane each, padded to the largest."""
         e = self.experiment
         parts = [self.train_part(client) for client in clients]
-        riders = [self.riders[self.rider(client)] for client in clients] if self.riders else []
-        model = self.model.starting(stack([initial for _, initial in riders])) if riders else self.model
-        seeds = [seed for seed, _ in riders] or [e.seed] * len(clients)
+        all_riders = self.riders
+        riders = [all_riders[self.rider(client)] for client in clients]
+        model = self.model.starting(stack([r.initial for r in riders])) if self.together else self.model
         sizes = [len(part) for part in parts]
         if len(parts) == 1:
             x, y = self.train_x[parts[0]][None], self.train_y[parts[0]][None]
@@ -90,8 +107,8 @@ class Site:
             n=torch.tensor(sizes, device=y.device),
             classes=self.classes,
             streams=[
-                rng.Stream(seed, round, client % len(self.train_index))
-                for seed, client in zip(seeds, clients, strict=True)
+                rng.Stream(rider.seed, round, client % len(self.train_index))
+                for rider, client in zip(riders, clients, strict=True)
             ],
             sgd=SGD(e.lr * e.lr_decay**round, e.momentum, e.weight_decay, e.grad_clip),
             epochs=e.epochs,
@@ -119,7 +136,7 @@ def site_of(experiment: Experiment, dataset: Dataset, partition: Partition, mode
 
 
 def together(sites: Sequence[Site]) -> Site:
-    """One Site for runs that ride together: the first one's, with the others' seeds and initial models.
+    """One Site for runs that ride together: the first one's, with what is of each run alone.
 
     Raises ValueError if they differ in anything else.
     """
@@ -129,11 +146,11 @@ def together(sites: Sequence[Site]) -> Site:
         pairs = zip(
             (*site.train_index, *site.test_index), (*first.train_index, *first.test_index), strict=True
         )
-        if not same or site.scored != first.scored or not all(torch.equal(a, b) for a, b in pairs):
+        if not same or not all(torch.equal(a, b) for a, b in pairs):
             raise ValueError("only runs that differ in their seed alone can ride together")
     if len(sites) == 1:
         return first
-    return replace(first, riders=[(site.experiment.seed, site.model.init()) for site in sites])
+    return replace(first, together=[rider for site in sites for rider in site.riders])
 
 
 def _scored(experiment: Experiment, clients: int) -> list[int]:

@@ -26,7 +26,7 @@ from fedkper.lowrank import compressed
 from fedkper.method import Method, Update
 from fedkper.ranges import Range
 from fedkper.task import Task
-from fedkper.tree import Tree, finite, nbytes, prefix, rest, sub, weighted_mean
+from fedkper.tree import Tree, choose, finite, nbytes, prefix, rest, sub, weighted_mean
 
 
 class Losses(NamedTuple):
@@ -87,10 +87,13 @@ class FedKD(Method):
     def finish(self, task: Task, theta: Tree, fixed: Tree, own: Tree) -> Update:
         kept = torch.full((len(task.n),), self.energy(task.round, task.rounds), device=task.n.device)
         change = {k: v - fixed[f"received/{k}"] for k, v in rest(theta).items()}
-        if bool(finite(change).all()):  # else the server refuses it, by name
-            change, ranks = compressed(change, kept)
-        else:
-            ranks = {}
+        # What is not finite goes as it is: the server refuses it, by name. Others beside it are compressed.
+        sound = finite(change)
+        cut, ranks = compressed(
+            choose(sound, change, {k: torch.zeros_like(v) for k, v in change.items()}), kept
+        )
+        full = {k: torch.full_like(rank, min(change[k].flatten(2).shape[1:])) for k, rank in ranks.items()}
+        change, ranks = choose(sound, cut, change), choose(sound, ranks, full)
         stays = {k: v for k, v in theta.items() if "/" in k}
         weight = torch.ones_like(task.n, dtype=torch.float32)
         return Update(change | {"energy/kept": kept}, weight, stays, task.n, prefix("rank", ranks))
