@@ -675,6 +675,9 @@ def test_a_run_that_diverges_ends_well_and_says_so(
     assert bool(tree.finite(model).all())
     for path in [*(here / "r").rglob("*.json"), *(here / "r").glob("*.jsonl")]:
         strict(path)
+    words = [*typed(words, "workers", 1)[:-2], "--jobs", 1, "--methods", "fedavg"]
+    assert fedkper("sweep", "--dataset", tiny, *words, "--rounds", 3, "--lr", 1e6, "--out", "s") == 0
+    assert f"{len(rejected)} updates in 3 rounds rejected" in " ".join(capsys.readouterr().err.split())
 
 
 # --- as a program --------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from fedkper import cli_paper, tables
+from fedkper.data import partition_file
 from fedkper.errors import InputError
 from fedkper.experiment import Experiment
 from fedkper.paper import efficiency as paper_efficiency
@@ -479,6 +481,24 @@ def test_from_an_empty_folder_to_all_of_it(here: Path, capsys: pytest.CaptureFix
     assert strict(here / "new/half/summary.json")["counts"]["rounds"] == 3
     assert {p: p.read_bytes() for p in runs} == runs
     assert re.search(r"^FedNTD +\.\d", said.out, re.MULTILINE)
+
+
+def test_what_is_missing_of_a_sweep_has_its_partition_file(here: Path) -> None:
+    data = write_data(here / "tiny.npz")
+    base = [*typed(TINY, "workers", 1)[:-2], "--dataset", data, "--rounds", 1]
+    assert fedkper("data", "split", *base[:-2], "--out", "dealt") == 0
+    dealt = here / "dealt" / "partition.json"
+    drawn = partition_file.load(dealt)
+    partition_file.save(dataclasses.replace(drawn, train=drawn.train[::-1], test=drawn.test[::-1]), dealt)
+    words = [*base, "--jobs", 1, "--methods", "fedavg", "fedkper"]
+    assert fedkper("sweep", *words, "--partition-file", dealt, "--out", "new") == 0
+    asked = (here / "new/sweep.json").read_bytes()
+    folder = next(here.glob("new/*fedkper*"))
+    whole = (folder / "partition.json").read_bytes()
+    shutil.rmtree(folder)
+    assert fedkper("paper", "table1", "new", "--run", "--methods", "fedavg", "fedkper", "--seeds", 1) == 0
+    assert (folder / "partition.json").read_bytes() == whole
+    assert (here / "new/sweep.json").read_bytes() == asked
 
 
 def test_a_run_that_fails_is_named_and_tried_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

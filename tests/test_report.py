@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import json
 import math
@@ -17,7 +18,9 @@ import pytest
 from scipy import stats
 
 from fedkper import metrics, runfiles, tables
+from fedkper.flower.settings import read_federation
 from fedkper.report import verdict
+from fedkper.report.chart import _label, _ticks, line_chart
 from fedkper.report.collect import collect
 from fedkper.report.html import breakable
 from fedkper.report.shape import COLUMNS, SCORE_COLUMNS
@@ -271,6 +274,17 @@ def test_a_method_behind_on_the_seeds_that_both_have_is_not_called_ahead(tmp_pat
     assert card.certain is False
 
 
+def test_methods_without_a_common_seed_are_not_compared(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        made(tmp_path / f"a{seed}", "fedavg", seed, acc=[0.5, 0.5])
+        made(tmp_path / f"b{seed}", "fedkper", seed + 2, acc=[0.6, 0.6])
+    found = first_screen(tmp_path)
+    assert found.cards[0].lines == ("Not compared with FedAvg: no seed has both.",)
+    assert found.whom[0] == "No client can be compared with FedAvg: no seed has both."
+    assert found.headline.endswith("The seeds they share do not show whether that is chance.")
+    assert (found.pairs[0].better, found.pairs[0].worse) == (0, 0)
+
+
 def test_some_leads_may_be_certain_where_others_rest_on_one_seed(tmp_path: Path) -> None:
     for seed in (1, 2):
         made(tmp_path / f"a{seed}", "fedavg", seed, acc=[0.4 + seed / 100, 0.4], local=[0.6, 0.6, 0.6])
@@ -387,6 +401,18 @@ def test_without_the_data_the_local_test_parts_are_counted(runs: Path, tmp_path:
     assert {k: sum(counts) for k, counts in held.counts.items()} == {k: n for k, n in sizes.items() if n}
 
 
+def test_other_data_under_the_same_name_are_not_counted(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "fedavg-seed1", tmp_path / "run")
+    with np.load(runs.parent / "tiny.npz") as data:
+        np.savez(tmp_path / "tiny.npz", **{k: v[:20] for k, v in data.items()})
+    stored = strict(tmp_path / "run" / "run.json")
+    stored["execution"]["folder"] = str(tmp_path)
+    (tmp_path / "run" / "run.json").write_text(json.dumps(stored))
+    held = collect([tmp_path / "run"]).sections[0].holdings
+    assert held is not None
+    assert "local test parts, a fifth" in held.what
+
+
 def test_the_worst_client_comes_first_with_what_may_explain_it(tmp_path: Path) -> None:
     made(tmp_path / "a", local=[0.2, 0.9, 0.9, 0.9])
     (tmp_path / "a" / "confusion.csv").write_text(
@@ -454,6 +480,35 @@ def test_the_command_to_run_it_again_gives_the_same_experiments(runs: Path, tmp_
     for place in ("fedavg-seed1", "fedkper-seed2"):
         again = strict(tmp_path / "again" / place / "run.json")["experiment"]
         assert again == strict(runs / place / "run.json")["experiment"]
+
+
+def test_the_command_of_a_federation_founds_one_with_the_same_settings(tmp_path: Path) -> None:
+    folder = made(tmp_path / "a")
+    stored = strict(folder / "run.json")
+    stored["experiment"]["fraction"] = 0.5
+    rounds = {"minimum": 2, "wait": 30.0, "limit": 90.5, "tries": 1}
+    stored["federation"] = {"sites": ["ams", "ber", "cph"], **rounds}
+    del stored["partition"]
+    (folder / "run.json").write_text(json.dumps(stored))
+    (command,) = collect([tmp_path]).sections[0].commands
+    given = {"FOLDER": tmp_path / "new", "made.npz": "synthetic"}
+    assert fedkper(*[given.get(word, word) for word in shlex.split(command)[1:]]) == 0
+    federation = read_federation(tmp_path / "new")
+    assert dataclasses.asdict(federation.rounds) == rounds
+    assert federation.experiment.fraction == 0.5
+
+
+def test_ticks_are_labelled_as_they_are() -> None:
+    for low, high in ((0.72, 0.82), (0.1, 0.9), (-0.02, 0.01), (0.5, 0.5), (0.8111, 0.8115)):
+        ticks = _ticks(low, high)
+        assert [float(_label(t, ticks).replace("−", "-")) for t in ticks] == pytest.approx(ticks, abs=1e-9)
+
+
+def test_a_band_has_a_gap_where_a_value_is_missing() -> None:
+    mean = (0.5, 0.5, None, 0.5, 0.5)
+    chart = line_chart("global_acc", "t", "a", {"m": (mean, (0.1,) * 5)}, {"m": 0}, {"m"})
+    assert chart is not None
+    assert chart.lines[0].band.count("Z") == 2
 
 
 # --- names, sizes, refusals ----------------------------------------------------------------------------

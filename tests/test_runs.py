@@ -271,6 +271,7 @@ def test_without_checkpoints_the_curves_are_not_thrown_away(
         ("rounds.csv", b"round,global_acc\n1,0.5,0.5\n", "rounds.csv: damaged in line 2"),
         ("rounds.csv", b"round,global_acc\n1,nan\n", "rounds.csv: damaged in line 2"),
         ("rounds.csv", b"round\n1\n", "rounds.csv: damaged, its first line"),
+        ("rounds.csv", b"round,global_acc,up_bytes\n1,0.5,many\n", "rounds.csv: damaged in line 2"),
         ("rounds.csv", None, "rounds.csv: cannot be read"),
         ("clients.csv", b"\xff\x00", "clients.csv: damaged"),
         ("clients.csv", None, "clients.csv: cannot be read"),

@@ -142,7 +142,7 @@ class Link(Command):
 
         link.link(self.folder, lambda text: tables.line(text, file=tables.err))
         folder = self.folder / "run"
-        tables.rejected([e for e in runfiles.read_events(folder) if e["event"] == "rejected"], folder)
+        tables.rejected(folder)
         experiment = run.stored_experiment(folder)
         tables.results([(experiment.method, metrics.summarise(runfiles.read_curves(folder)))], "method")
         tables.line(f"run folder: {folder}")

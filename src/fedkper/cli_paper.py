@@ -78,7 +78,7 @@ class Paper(Options):
 
     @classmethod
     def meant(cls, values: dict[str, Any]) -> dict[str, Any]:
-        for name in values.keys() & REFUSED.keys():
+        for name in sorted(values.keys() & REFUSED.keys()):
             raise InputError(f"--{name.replace('_', '-')}: has no use here; {REFUSED[name]}")
         return super().meant(values)
 

@@ -166,8 +166,7 @@ def _rounds(
                 tables.go_on(again)
             raise
     for part in parts:
-        events = [e for e in runfiles.read_events(part.folder) if e["event"] == "rejected"]
-        tables.rejected(events, part.folder)
+        tables.rejected(part.folder)
     return done
 
 

@@ -20,7 +20,7 @@ from fedkper.sweep import grid, sweep
 from fedkper.sweep.cells import setting, short
 from fedkper.sweep.grid import Grid
 from fedkper.sweep.sweep import Cell, Outcome
-from fedkper.sweep.view import View
+from fedkper.sweep.view import View, tell_rejected
 
 # Options of lists, and the field that each varies.
 LISTS = {"methods": "method", "datasets": "dataset", "seeds": "seed"}
@@ -76,6 +76,7 @@ class Sweep(Options):
                 )
             if not view.begun:
                 tables.notice(f"all {len(cells)} cells were finished already")
+            tell_rejected(outcomes, folder)
             _report(outcomes, folder)
         tables.line(f"run folders: {folder}")
         if failed := [outcome for outcome in outcomes if outcome.state == "failed"]:
@@ -185,10 +186,7 @@ def _shown(value: Any) -> str:
 
 def _failures(failed: Sequence[Outcome], count: int, again: str) -> str:
     """Which cells failed, by reason, and how to go on."""
-    reasons: dict[str, list[str]] = {}
-    for outcome in failed:
-        reasons.setdefault(outcome.reason, []).append(outcome.cell.place)
     lines = [f"{len(failed)} of {count} cells failed:"]
-    for reason, places in reasons.items():
+    for reason, places in sweep.by_reason(failed).items():
         lines += [f"  {reason}", *(f"    {place}" for place in places)]
     return "\n".join([*lines, "When the cause is mended, go on with:", f"  {again}"])

@@ -109,7 +109,7 @@ def from_json(values: dict[str, Any], where: str) -> Experiment:
                 raise InputError(f"{where}: {key} {value!r}: must be one of {', '.join(get_args(kind))}")
         elif isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
             what = {int: "a whole number", float: "a number", str: "text"}[kind]
-            raise InputError(f"{where}: {key} {json.dumps(value)}: must be {what}")
+            raise InputError(f"{where}: {key} {json.dumps(value, default=str)}: must be {what}")
         elif kind is float and abs(value) > sys.float_info.max:
             raise InputError(f"{where}: {key} {value}: must be a finite number")
     fields: dict[str, Any] = {

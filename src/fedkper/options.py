@@ -181,7 +181,7 @@ def defaults(given: dict[str, Any]) -> dict[str, Any]:
     """What options have where the command line names none: the preset's, the file's, the resumed run's."""
     stored: dict[str, Any] = {}
     if given.get("resume"):
-        for name in {"preset", "config", "partition_file"} & given.keys():
+        for name in sorted({"preset", "config", "partition_file"} & given.keys()):
             raise InputError(f"--resume: the run keeps its own options; leave out --{name.replace('_', '-')}")
         folder = given.get("out")
         if folder is None:

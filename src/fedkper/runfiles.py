@@ -6,7 +6,8 @@ rounds.csv       a line a round, written when the round ends
 clients.csv      a line per client and round
 confusion.csv    who was taken for what: counts by true class and answer, zeros left out
 calibration.csv  how sure the global model was, and how often right
-events.jsonl     rejected updates, fall-backs, resumptions
+events.jsonl     what went otherwise than usual, with round and reason: updates that were rejected or did not
+                 come, a global model kept, fall-backs, resumptions, a damaged checkpoint
 checkpoint/      the last two rounds' state: safetensors and JSON, each replaced atomically
 summary.json     the columns of the paper's Table 1
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -90,7 +92,11 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
             event = json.loads(line)
         except ValueError:
             event = None
-        if not isinstance(event, dict) or not isinstance(event.get("round", 0), int):
+        if not (
+            isinstance(event, dict)
+            and isinstance(event.get("event"), str)
+            and isinstance(event.get("round", 0), int)
+        ):
             raise InputError(f"{path}: damaged in line {number}; correct or remove that line")
         events.append(event)
     return events
@@ -207,12 +213,11 @@ def _fits(name: str, cell: str, whole: dict[str, int]) -> bool:
         return cell.isdecimal() and len(cell) <= 10 and (name == "round") <= int(cell) <= whole[name]
     if name == "model":
         return cell in MODELS
-    if not name.endswith(_SHARES):
-        return True
     try:
-        return not cell or 0 <= float(cell) <= 1
+        value = float(cell or 0)
     except ValueError:
         return False
+    return 0 <= value <= 1 if name.endswith(_SHARES) else math.isfinite(value)
 
 
 def _clients(folder: Path) -> int:

@@ -277,10 +277,16 @@ def aggregate(
     state: State,
     admitted: dict[int, Update],
     rider: int = 0,
+    needed: int = 1,
 ) -> dict[int, float]:
-    """Moves `state.shared` on and broadcasts it with the model to be scored. Returns each client's share."""
-    if not admitted:
-        record.event("kept", round=state.round + 1, reason="no update was admitted: the global model stays")
+    """Moves `state.shared` on and broadcasts it with the model to be scored. Returns each client's share.
+
+    With fewer updates than `needed` the global model stays, and none has a share.
+    """
+    if len(admitted) < needed:
+        which = f", of client {', '.join(map(str, admitted))}" if admitted else ""
+        reason = f"{len(admitted)} of {needed} needed updates could be used{which}: the global model stays"
+        record.event("kept", round=state.round + 1, reason=reason)
         pool.broadcast("receive", state.shared, state.differing, rider)
         return {}
     ups = list(admitted.values())

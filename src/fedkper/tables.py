@@ -20,6 +20,7 @@ from rich.table import Table
 
 from fedkper.data.dataset import Dataset
 from fedkper.experiment import Experiment
+from fedkper.runfiles import read_events
 
 COLUMNS = {
     "global_acc": "global\naccuracy",
@@ -133,13 +134,14 @@ def go_on(command: str) -> None:
     line(f"  {command}", "yellow", err)
 
 
-def rejected(events: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """Tells that clients' updates were left out, and why."""
-    if events:
-        reasons = "; ".join(dict.fromkeys(str(e["reason"]) for e in events))
-        rounds = len({e["round"] for e in events})
+def rejected(folder: Path) -> None:
+    """Tells which updates of a run were left out, and why."""
+    found = [e for e in read_events(folder) if e["event"] == "rejected"]
+    if found:
+        reasons = "; ".join(dict.fromkeys(str(e.get("reason", "no reason recorded")) for e in found))
+        rounds = len({e.get("round") for e in found})
         notice(
-            f"{len(events)} update{'s' if len(events) > 1 else ''} in {rounds} round"
+            f"{len(found)} update{'s' if len(found) > 1 else ''} in {rounds} round"
             f"{'s' if rounds > 1 else ''} rejected ({reasons}); see {folder / 'events.jsonl'}"
         )
 

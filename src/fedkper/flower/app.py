@@ -59,7 +59,12 @@ def answer(hospital: Hospital, message: Message) -> Message:
         request = unpack(message.content)
     except Exception:  # another sender than a coordinator of this version
         request = Parcel({"action": "unreadable"})
-    return Message(pack(hospital.answer(request)), reply_to=message)
+    reply = hospital.answer(request)
+    try:
+        content = pack(reply)
+    except Exception:  # numbers of a type that Flower cannot carry; its text must not leave
+        content = pack(Parcel({"code": int(Code.INTERNAL)}))
+    return Message(content, reply_to=message)
 
 
 class FlowerLine:

@@ -130,10 +130,11 @@ class Coordinator:
         clock.append(time.perf_counter())
         down = nbytes(state.shared) * sent
         admitted = simulate.admit(self._fitting(record, t, answers), state.shared, record, t)
-        if len(admitted) < min(f.rounds.minimum, len(sampled)):
-            admitted = {}
+        needed = min(f.rounds.minimum, len(sampled))
         # Robust merging would act here, on the admitted updates.
-        shares = simulate.aggregate(self.site, self.pool, record, state, admitted)
+        shares = simulate.aggregate(self.site, self.pool, record, state, admitted, needed=needed)
+        if len(admitted) < needed:
+            admitted = {}
         clock.append(time.perf_counter())
         errors = self.members.errors
         silent = {f.sites[k] for k in sampled if k not in answers and errors.get(f.sites[k]) == Code.SILENT}

@@ -19,7 +19,10 @@ class Parcel(NamedTuple):
 
 
 class Code(IntEnum):
-    """All that a coordinator learns of a failure at a site; the text stays in the site's own log."""
+    """What a coordinator learns of a failure at a site; the text stays in the site's own log.
+
+    With CONTRACT at joining come the entries that differ, which are of what was agreed on, not of data.
+    """
 
     DONE = 0
     CONTRACT = 10

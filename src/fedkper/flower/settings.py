@@ -89,7 +89,7 @@ class Policy:
     most_rounds: Annotated[int, Range(1, 10**6)] = 100
     """rounds that it takes part in"""
     send_scores: bool = True
-    """whether accuracies leave the site"""
+    """whether accuracies leave the site; fedkper needs a weight, an accuracy times a diversity, which does"""
     send_head: bool = False
     """whether a personal head may leave for the coordinator's scoring (fedper, fedas)"""
 

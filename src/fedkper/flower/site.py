@@ -77,11 +77,12 @@ class Hospital:
             raise SiteError(Code.MESSAGE, f"unknown action '{action}'")
         self._require_joined(str(request.words.get("contract")))
         self.require_policy()
-        if action == "score":
-            return self._score(request)
-        if self._served() >= 2 * self.policy.most_rounds:
-            raise SiteError(Code.POLICY, f"trained {self._served()} times already, more than is explained")
-        return self._train(request)
+        if not 0 <= _whole(request, "round") < self.federation.experiment.rounds:
+            raise SiteError(Code.MESSAGE, "a round that the federation does not have")
+        # Without end, answers about models of the coordinator's choice would tell what the labels are.
+        if self._served(action) >= 2 * self.policy.most_rounds:
+            raise SiteError(Code.POLICY, f"{action}: asked for more often than rounds explain")
+        return self._train(request) if action == "train" else self._score(request)
 
     @cached_property
     def federation(self) -> Federation:
@@ -173,13 +174,10 @@ class Hospital:
 
     def _train(self, request: Parcel) -> Parcel:
         t, last = _whole(request, "round"), _whole(request, "state")
-        if not 0 <= t < self.federation.experiment.rounds:
-            raise SiteError(Code.MESSAGE, f"round {t + 1} of {self.federation.experiment.rounds}")
         misfit = _misfit(request.trees.get("shared", {}), self.plan.first)
         if misfit:
             raise SiteError(Code.MESSAGE, misfit)
         self._status("training", round=t + 1)
-        started = time.perf_counter()
         kept = self.own.find(last)
         if last > 0 and kept is None:
             self._log(f"the own state after round {last} is not here: the site starts afresh")
@@ -197,7 +195,6 @@ class Hospital:
         words |= {"weight": float(update.weight), "samples": int(update.samples)}
         words |= self._scores(t, "local", local[self.index])
         words |= self._scores(t, "untuned", untuned.get(self.index))
-        words |= {"seconds": time.perf_counter() - started}
         self._status("trained", round=t + 1)
         # Clipping, noise and masking of what leaves would act here, on the update.
         head = update.own if self.policy.send_head and self.plan.needs_head(update) else {}
@@ -245,11 +242,11 @@ class Hospital:
         with open(self.folder / "audit.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def _served(self) -> int:
-        """How often this site has trained for this federation."""
+    def _served(self, action: str) -> int:
+        """How often this site has trained, or scored, for this federation."""
         path = self.folder / "audit.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        mine = f'"federation": "{self.federation.id}", "action": "train"'
+        mine = f'"federation": "{self.federation.id}", "action": "{action}"'
         return sum(mine in line and '"code": 0' in line for line in lines)
 
     def _log(self, text: str) -> None:

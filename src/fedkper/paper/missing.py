@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkper import runfiles, tables
+from fedkper import tables
 from fedkper.errors import InputError, RunError
 from fedkper.experiment import Experiment
 from fedkper.paper.runs import Found, method_name, same_setting, seconds
 from fedkper.run import Execution
-from fedkper.sweep import grid, sweep
+from fedkper.sweep import sweep
 from fedkper.sweep.sweep import Cell, Outcome
-from fedkper.sweep.view import View, duration
+from fedkper.sweep.view import View, duration, tell_rejected
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ def train(
     """
     if os.path.isfile(folder / "run.json"):
         raise InputError(f"{folder}: is the folder of one run; name the one above it, or a new one")
-    known = _cells_of_sweep(folder)
+    before = sweep.remembered(folder)
+    known = before.cells
     there = {c.experiment for c in known}
     others = [c for c in known if c.experiment not in what.experiments]
     if count := sum(not sweep.finished(folder / c.place) for c in others):
@@ -101,21 +102,11 @@ def train(
     extra = [e for e in what.experiments if e not in there]
     named = {c.experiment: c.place for c in sweep.cells([*(c.experiment for c in known), *extra])}
     cells = [*known, *(Cell(e, places.get(e) or named[e]) for e in extra)]
+    execution = dataclasses.replace(execution, data=execution.data or before.data)
     with View(cells, f"the same command with --run ({shlex.quote(str(folder))})") as view:
-        outcomes = sweep.run(cells, folder, execution, jobs, view.on_event)
+        outcomes = sweep.run(cells, folder, execution, jobs, view.on_event, before.partition_file)
+    tell_rejected(outcomes, folder)
     return [o for o in outcomes if o.state == "failed"]
-
-
-def _cells_of_sweep(folder: Path) -> list[Cell]:
-    """Those of the sweep that the folder holds, with the places that they have."""
-    path = folder / sweep.REQUEST
-    if not os.path.isfile(path):
-        return []
-    asked, places = grid.read(path), runfiles.read_json(folder, sweep.REQUEST).get("folders")
-    experiments = grid.experiments(Experiment(**asked.base), asked)
-    if not isinstance(places, list) or len(places) != len(experiments):
-        raise InputError(f"{path}: damaged, it does not name a folder for each run")
-    return [Cell(e, str(place)) for e, place in zip(experiments, places, strict=True)]
 
 
 def _below(folder: Path, run: Path) -> str:
@@ -126,9 +117,6 @@ def _below(folder: Path, run: Path) -> str:
 
 def failures(failed: Sequence[Outcome]) -> RunError:
     """One sentence for each reason."""
-    reasons: dict[str, list[str]] = {}
-    for outcome in failed:
-        reasons.setdefault(outcome.reason, []).append(outcome.cell.place)
-    told = "; ".join(f"{reason} ({', '.join(places)})" for reason, places in reasons.items())
+    told = "; ".join(f"{reason} ({', '.join(places)})" for reason, places in sweep.by_reason(failed).items())
     count = f"{len(failed)} run{'s' if len(failed) > 1 else ''} failed"
     return RunError(f"{count}: {told}. When the cause is mended, the same command with --run goes on")

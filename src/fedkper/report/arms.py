@@ -34,9 +34,9 @@ class Arm:
         return tuple(r.experiment.seed for r in self.runs)
 
     def of(self, seeds: Sequence[int]) -> Arm:
-        """The same with the runs of these seeds only; all runs if it has none of them."""
+        """The same with the runs of these seeds only."""
         runs = tuple(r for r in self.runs if r.experiment.seed in seeds)
-        return Arm(self.name, runs) if 0 < len(runs) < len(self.runs) else self
+        return Arm(self.name, runs) if len(runs) < len(self.runs) else self
 
     @cached_property
     def summaries(self) -> tuple[dict[str, Any], ...]:

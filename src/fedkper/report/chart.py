@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from statistics import fmean
 
 from fedkper.averages import Curve, defined
@@ -85,14 +86,14 @@ def line_chart(
         return _path([None if v is None else (x(t), y(v)) for t, v in enumerate(values)])
 
     def band(mean: Sequence[float | None], deviation: Sequence[float | None]) -> str:
-        pairs = [
-            (t, v, d)
-            for t, (v, d) in enumerate(zip(mean, deviation, strict=True))
-            if v is not None and d is not None
-        ]
-        there = [(x(t), y(min(v + d, ceiling))) for t, v, d in pairs]
-        back = [(x(t), y(max(v - d, floor))) for t, v, d in reversed(pairs)]
-        return _path([*there, *back]) + "Z" if len(pairs) > 1 else ""
+        path = ""
+        rows = enumerate(zip(mean, deviation, strict=True))
+        for known, stretch in groupby(rows, key=lambda row: None not in row[1]):
+            pairs = [(t, v or 0.0, d or 0.0) for t, (v, d) in stretch] if known else []
+            there = [(x(t), y(min(v + d, ceiling))) for t, v, d in pairs]
+            back = [(x(t), y(max(v - d, floor))) for t, v, d in reversed(pairs)]
+            path += _path([*there, *back]) + "Z" if len(pairs) > 1 else ""
+        return path
 
     lines = tuple(
         Line(name, numbers[name], joined(mean), band(mean, deviation), name in shown)
@@ -152,7 +153,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _label(value: float, ticks: Sequence[float]) -> str:
-    digits = 2 if ticks[1] - ticks[0] >= 0.01 else 3
+    digits = next(d for d in (2, 3, 4, 5) if d == 5 or all(abs(round(t, d) - t) < 1e-9 for t in ticks))
     return f"{value:.{digits}f}".replace("-", "−") if abs(value) > 1e-12 else "0"
 
 

@@ -121,7 +121,7 @@ def _row(
 
 def _headline(arm: Arm, key: str) -> Cell:
     entry = arm.summary[key]
-    used = arm.summaries[0]["counts"]["values"][key]
+    used = min(s["counts"]["values"][key] for s in arm.summaries)
     over = "windows" if key.endswith("consistency") else "rounds"
     parts = [f"{len(arm.runs)} seeds"] if len(arm.runs) > 1 else []
     parts += [] if key == "balance" else [f"mean over {used} {over}"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from fedkper import runfiles
@@ -66,11 +68,21 @@ def facts(setting: Setting, partition: Partition, arms: Sequence[Arm]) -> list[t
         ),
         (
             "First started",
-            min(str(r.stored.get("started", "not recorded")) for arm in arms for r in arm.runs),
+            min(
+                (str(r.stored.get("started", "not recorded")) for arm in arms for r in arm.runs), key=_moment
+            ),
         ),
         ("Data hash", str(data.get("hash") or "not recorded")),
         ("Partition hash", partition[1] or "not recorded"),
     ]
+
+
+def _moment(text: str) -> float:
+    """A time as seconds, whatever its zone; what is none comes last."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return math.inf
 
 
 def _count(data: Mapping[str, Any], name: str) -> str:
@@ -84,7 +96,7 @@ def warnings(setting: Setting, arms: Sequence[Arm], said: Sequence[str]) -> list
     lines += [("Data", text) for text in paper_runs.notices(r for arm in arms for r in arm.runs)]
     words = {
         "rejected": "an update was refused",
-        "kept": "no update could be used",
+        "kept": "the global model was kept",
         "fallback": "the method fell back",
         "checkpoint": "a damaged checkpoint",
         "resumed": "the run was resumed",
@@ -129,24 +141,32 @@ def _told(events: Sequence[dict[str, Any]]) -> str:
         more = f" and {len(found) - EVENTS} more" if len(found) > EVENTS else ""
         shown = "; ".join(found[:EVENTS]) + more
         told.append(f"{reason} ({shown})" if reason else shown)
+    told += [f"and {len(places) - EVENTS} other reasons"] if len(places) > EVENTS else []
     return f"{'once' if len(events) == 1 else f'{len(events)} times'}: {'; '.join(told)}"
 
 
 def commands(setting: Setting, partition: Partition, arms: Sequence[Arm]) -> list[str]:
     """fedkper compare with every option that is not the default; a line for each set of seeds.
 
-    For a federation what founds another one with the same settings.
+    For a federation what founds another one with the same settings. Some defaults there are others.
     """
     e, default = setting.experiment, Experiment()
     options: list[str] = []
     sites = arms[0].runs[0].sites
-    left_out = {*paper_runs.FREE, "clients"} if sites else set(paper_runs.FREE)  # the sites are the clients
+    # The sites are the clients.
+    left_out = {*paper_runs.FREE, "clients", "fraction"} if sites else set(paper_runs.FREE)
     for name, value in e.to_json().items():
         if name not in left_out and value != getattr(default, name):
             options += [f"--{name.replace('_', '-')}", f"{value}"]
     if partition[0] != default.partition_seed:
         options += ["--partition-seed", str(partition[0])]
     if sites:
+        options += ["--fraction", f"{e.fraction}"]
+        agreed = arms[0].runs[0].stored["federation"]
+        for name in ("minimum", "wait", "limit", "tries"):
+            options += (
+                [f"--{name}", f"{agreed[name]:g}"] if isinstance(agreed.get(name), (int, float)) else []
+            )
         start = ["fedkper", "federation", "new", "FOLDER", "--sites", *sites, "--method"]
         return [shlex.join([*start, arm.runs[0].experiment.method, *options]) for arm in arms]
     groups: dict[tuple[int, ...], list[str]] = {}

@@ -16,7 +16,7 @@ from fedkper.data import medmnist, partition_file
 from fedkper.data import partition as partitions
 from fedkper.errors import InputError
 from fedkper.paper.runs import Found
-from fedkper.report.arms import Arm
+from fedkper.report.arms import LAST, Arm
 from fedkper.sample import clients_per_round
 from fedkper.scores import Counts, recalls
 
@@ -45,7 +45,6 @@ class ClientRow:
     classes: int | None
     """how many it has samples of"""
     visits: float
-    weight: float | None
     local_acc: Mapping[str, float | None]
     global_acc: Mapping[str, float | None]
     why: tuple[str, ...]
@@ -73,8 +72,11 @@ def holdings(arm: Arm, given: Path | None) -> Holdings | None:
 def _from_data(found: Found, given: Path | None) -> np.ndarray[Any, Any] | None:
     """Counts [K, C] from the labels, or None: no data, other data, or another partition."""
     e = found.experiment
-    stored, execution = found.stored.get("partition"), found.stored.get("execution")
-    name, where = e.dataset, execution.get("folder") if isinstance(execution, dict) else None
+    parts = (found.stored.get(name) for name in ("data", "partition", "execution"))
+    described, dealt, execution = (part if isinstance(part, dict) else {} for part in parts)
+    if "hash" not in dealt:  # nobody dealt out the data of real sites
+        return None
+    name, where = e.dataset, execution.get("folder")
     if isinstance(where, str) and os.path.isfile(there := os.path.join(where, os.path.basename(name))):
         name = there
     try:
@@ -83,16 +85,18 @@ def _from_data(found: Found, given: Path | None) -> np.ndarray[Any, Any] | None:
             if file is None or os.path.getsize(file) > LARGE:
                 return None
         dataset = data.load(name, e.size, given)
+        if dataset.hash != described.get("hash"):
+            return None
         if os.path.isfile(found.folder / "partition.json"):
             partition = partition_file.load(found.folder / "partition.json")
         else:
             partition = partitions.make(run.partitioning(e), dataset.train_y, dataset.hash, dataset.columns)
     except InputError:  # the report does without it and says so
         return None
-    if not isinstance(stored, dict) or partition.hash != stored.get("hash"):
+    if partition.hash != dealt["hash"] or partition.dataset_hash != dataset.hash:
         return None
     counts = partition.counts(dataset.train_y, len(dataset.classes))
-    return np.asarray(counts.train + counts.test) if partition.dataset_hash == dataset.hash else None
+    return np.asarray(counts.train + counts.test)
 
 
 def client_rows(
@@ -112,7 +116,6 @@ def client_rows(
                 test_samples=tables.test_samples[k],
                 classes=sum(n > 0 for n in mine) if mine else None,
                 visits=tables.visits_a_run(k),
-                weight=tables.weight.get(k),
                 local_acc={arm.name: arm.clients.local_acc.get(k) for arm in shown},
                 global_acc={arm.name: arm.clients.global_acc.get(k) for arm in shown},
                 why=tuple(_why(leader, k, mine, classes, recall)),
@@ -123,7 +126,7 @@ def client_rows(
 
 def _class_recall(arm: Arm) -> list[float | None]:
     """Recall of each class on the global test set, over the last rounds; empty where not recorded."""
-    counts = arm.confusion("global", arm.rounds - 10).get(None)
+    counts = arm.confusion("global", arm.rounds - LAST).get(None)
     return recalls(counts) if counts is not None else []
 
 

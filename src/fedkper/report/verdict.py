@@ -156,7 +156,7 @@ def verdict(arms: Sequence[Arm], shown: Sequence[Arm]) -> Verdict:
 def compared(arm: Arm, reference: Arm) -> Pair:
     """Paired differences, the method minus the reference."""
     seeds = [seed for seed in arm.seeds if seed in reference.seeds]
-    ours, theirs = arm.of(seeds).clients.local_acc, reference.of(seeds).clients.local_acc
+    ours, theirs = (a.of(seeds).clients.local_acc if seeds else {} for a in (arm, reference))
     return Pair(
         arm.name,
         {key: over_seeds(_differences(arm, reference, key)) for key in QUESTIONS},
@@ -253,7 +253,8 @@ def _headline(arms: Sequence[Arm], leader: Arm, cards: Sequence[Card]) -> str:
     text += "".join(f", {name} on “{'” and “'.join(titles)}”" for name, titles in rest.items())
     states = [card.certain for card in answered]
     if None in states and True not in states:
-        return f"{text}. One seed does not show whether that is chance."
+        of_which = "One seed does" if all(len(arm.runs) == 1 for arm in arms) else "The seeds they share do"
+        return f"{text}. {of_which} not show whether that is chance."
     if all(states):
         return f"{text}. Each lead over the next method is larger than what the seeds move."
     if not any(states):
@@ -271,6 +272,9 @@ def _whom(leader: Arm, rival: Arm | None) -> list[str]:
     lines = []
     if rival is not None:
         pair = compared(leader, rival)
+        if not pair.gaps:
+            lines.append(f"No client can be compared with {rival.name}: no seed has both.")
+    if rival is not None and pair.gaps:
         n, interval = len(pair.gaps), pair.over_clients
         text = (
             f"With {leader.name}, {pair.better} of {n} clients do better on their own patients than with "

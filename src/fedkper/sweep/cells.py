@@ -49,7 +49,8 @@ class Event(NamedTuple):
     ]
     """notice: `text` is to be read; skipped: finished before; jobs: `done` cells run at a time; sent: to a
     worker; begun: loaded, with `done` rounds done; round: `done` rounds are safe on the disk; again: the
-    worker died, the cell is tried again alone; stopping: Ctrl-C, the rounds in progress end"""
+    worker died, lacked memory or failed with several cells, and the cell is tried again alone; stopping:
+    Ctrl-C, the rounds in progress end"""
     cell: Cell | None = None
     done: int = 0
     text: str = ""
@@ -159,9 +160,14 @@ def work(riding: Riding, request: Request, tell: OnEvent) -> list[Event]:
 
 
 def _request(cell: Cell, request: Request, tell: OnEvent) -> run.Request:
+    def on_event(event: dict[str, Any]) -> None:
+        if event["event"] == "checkpoint":
+            tell(Event("notice", text=f"{cell.place}: {event['reason']}"))
+
     watch = run.Watch(
         begun=lambda experiment, dataset, done: tell(Event("begun", cell, done)),
         on_round=lambda round, line: tell(Event("round", cell, round, line=line)),
+        on_event=on_event,
     )
     return run.Request(cell.experiment, request.folder / cell.place, watch)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, Protocol
+from typing import IO, Any, Literal, NamedTuple, Protocol
 
 from fedkper import __version__, data, folders, tree
 from fedkper import run as single
@@ -23,7 +23,7 @@ from fedkper.run import Execution
 from fedkper.runfiles import read_json
 from fedkper.sweep.cells import ENDS, Cell, Event, OnEvent, Request, Riding, cells, finished, setting
 
-__all__ = ["Cell", "Event", "OnEvent", "Outcome", "cells", "check", "finished", "run"]
+__all__ = ["Cell", "Event", "OnEvent", "Outcome", "cells", "check", "finished", "remembered", "run"]
 REQUEST = "sweep.json"
 
 
@@ -35,6 +35,15 @@ class Outcome:
     state: Literal["finished", "failed"]
     reason: str = ""
     """why it failed, in one sentence"""
+
+
+class Remembered(NamedTuple):
+    """What a folder's sweep.json says that was asked for; nothing where there is none."""
+
+    cells: tuple[Cell, ...] = ()
+    data: Path | None = None
+    """folder of the data files"""
+    partition_file: Path | None = None
 
 
 class Pool(Protocol):
@@ -256,7 +265,7 @@ def _remember(cells: Sequence[Cell], request: Request) -> None:
     """
     folder, execution, stored, _ = request
     asked = {cell.place: dataclasses.replace(cell.experiment, rounds=1) for cell in cells}
-    known = _remembered(folder)
+    known = {cell.place: cell.experiment for cell in remembered(folder).cells}
     other = [place for place, e in known.items() if asked.get(place) != dataclasses.replace(e, rounds=1)]
     if other:
         raise InputError(
@@ -280,14 +289,27 @@ def _remember(cells: Sequence[Cell], request: Request) -> None:
         raise RunError(f"{folder / REQUEST}: cannot be written ({error.strerror})") from error
 
 
-def _remembered(folder: Path) -> dict[str, Experiment]:
-    """The cells of the sweep in a folder, by place; none where there is no sweep."""
+def remembered(folder: Path) -> Remembered:
+    """The sweep in a folder. Raises InputError where sweep.json is damaged."""
     if not os.path.isfile(folder / REQUEST):
-        return {}
+        return Remembered()
     values, where = read_json(folder, REQUEST), str(folder / REQUEST)
-    same, rows, places = (values.get(name) for name in ("experiment", "cells", "folders"))
-    if not (isinstance(same, dict) and isinstance(rows, list) and isinstance(places, list)):
+    same, rows, places = values.get("experiment"), values.get("cells") or [], values.get("folders") or []
+    if not (isinstance(same, dict) and _all(dict, rows) and _all(str, places) and len(rows) == len(places)):
         raise InputError(f"{where}: damaged, it does not say what was asked for")
-    if not all(isinstance(row, dict) for row in rows) or not all(isinstance(p, str) for p in places):
-        raise InputError(f"{where}: damaged, it does not say what was asked for")
-    return {place: from_json(same | row, where) for place, row in zip(places, rows, strict=False)}
+    paths = (values.get(name) for name in ("data", "partition_file"))
+    data_folder, stored = (Path(path) if isinstance(path, str) else None for path in paths)
+    found = (Cell(from_json(same | row, where), place) for row, place in zip(rows, places, strict=True))
+    return Remembered(tuple(found), data_folder, stored)
+
+
+def _all(kind: type, values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
+
+
+def by_reason(failed: Sequence[Outcome]) -> dict[str, list[str]]:
+    """The places of cells that failed, by the reason."""
+    reasons: dict[str, list[str]] = {}
+    for outcome in failed:
+        reasons.setdefault(outcome.reason, []).append(outcome.cell.place)
+    return reasons

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 
 from rich.progress import MofNCompleteColumn, Progress, TaskID, TextColumn
@@ -12,6 +13,7 @@ from rich.progress import MofNCompleteColumn, Progress, TaskID, TextColumn
 from fedkper import tables
 from fedkper.errors import RunError
 from fedkper.sweep.cells import Cell, Event, setting
+from fedkper.sweep.sweep import Outcome
 
 # Seconds between two lines about the whole in a log file.
 PAUSE = 60
@@ -211,3 +213,10 @@ class View:
 def _middle(place: str, width: int = 32) -> str:
     """A name as it fits into a line: begin and end tell cells apart."""
     return place if len(place) <= width else f"{place[: width // 2]}…{place[len(place) - width // 2 + 1 :]}"
+
+
+def tell_rejected(outcomes: Sequence[Outcome], folder: Path) -> None:
+    """Tells, of every finished cell, which updates were left out."""
+    for outcome in outcomes:
+        if outcome.state == "finished":
+            tables.rejected(folder / outcome.cell.place)
