@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from fedkper.execute import settle
 
 settle()
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 os.environ["COLUMNS"] = "200"
 # A shell that starts the tests in the background ignores Ctrl-C, which the programs tested would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
-def data_folder() -> Path:
-    """The folder with the real data sets; tests that need it are skipped, and say so, where it is missing."""
+def real() -> Callable[[str], Path]:
+    """The folder of real data, by a set in it; a test that needs one is skipped, and says so, without it."""
     folder = Path(os.environ.get("FEDKPER_DATA") or Path(__file__).parents[2] / "shared" / "data")
-    if not (folder / "medmnist" / "bloodmnist.npz").is_file():
-        pytest.skip(f"no real data in {folder}: set FEDKPER_DATA")
-    return folder
+
+    def holding(name: str) -> Path:
+        file = folder / "medmnist" / f"{name}.npz"
+        if not file.is_file():
+            pytest.skip(f"no {file}: set FEDKPER_DATA to a folder that has it")
+        return folder
+
+    return holding

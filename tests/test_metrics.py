@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkper import averages
@@ -16,8 +16,6 @@ from fedkper.metrics import Curves, balance, local_curves, over_runs, per_round,
 from golden import cases, check
 
 # The machine may be shared: no test fails for being slow once.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
 
 HEADLINES = ["global_acc", "global_bwt", "global_consistency", "local_acc", "worst_client_acc"]
 HEADLINES += ["local_consistency", "balance"]

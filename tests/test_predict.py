@@ -8,6 +8,7 @@ import io
 import json
 import shutil
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -397,7 +398,8 @@ def test_the_kinds_of_files_are_those_of_the_page() -> None:
 
 
 @pytest.mark.realdata
-def test_a_model_of_real_images(data_folder: Path, tmp_path: Path, predicted: Any) -> None:
+def test_a_model_of_real_images(real: Callable[[str], Path], tmp_path: Path, predicted: Any) -> None:
+    data_folder = real("breastmnist")
     small = ["--clients", 4, "--fraction", 0.5, "--rounds", 2, "--epochs", 1, "--batch", 64, "--alpha", 1]
     words = ["run", "--dataset", "breastmnist", *small, "--workers", 1, "--data", data_folder]
     assert fedkper(*words, "--out", tmp_path / "r") == 0

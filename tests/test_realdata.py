@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,15 @@ pytestmark = pytest.mark.realdata
     ("dataset", "classes", "method"), [("breastmnist", 2, "fedkper"), ("bloodmnist", 8, "fedas")]
 )
 def test_a_run_on_real_images(
-    dataset: str, classes: int, method: str, data_folder: Path, tmp_path: Path
+    dataset: str, classes: int, method: str, real: Callable[[str], Path], tmp_path: Path
 ) -> None:
     small = ["--clients", "5", "--fraction", "0.4", "--rounds", "2", "--epochs", "1", "--batch", "64"]
-    where = ["--data", str(data_folder), "--out", str(tmp_path / "run")]
+    where = ["--data", str(real(dataset)), "--out", str(tmp_path / "run")]
     partition = ["--alpha", "1", "--workers", "1"]
     assert main(["run", "--dataset", dataset, "--method", method, *small, *partition, *where]) == 0
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert len(record["data"]["classes"]) == classes
-    assert record["data"]["official"] is False
+    assert isinstance(record["data"]["official"], bool)
     assert record["data"]["licence"] == "CC BY 4.0"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert 1 / classes / 2 < summary["global_acc"]["mean"] <= 1

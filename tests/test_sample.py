@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkper.errors import InputError
@@ -10,8 +10,6 @@ from fedkper.sample import clients_per_round, sampled_clients, stream
 from golden import cases
 
 # The machine may be shared: no test fails for being slow once.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
 
 
 @pytest.mark.parametrize("case", cases("sampled_clients"))

@@ -27,11 +27,6 @@ class Difference(NamedTuple):
     clients: int
     """clients with a value of both methods in at least one seed"""
 
-    @property
-    def clear(self) -> bool:
-        """Whether the interval leaves out zero."""
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
-
 
 def difference(
     first: Sequence[Mapping[int, float]], second: Sequence[Mapping[int, float]]

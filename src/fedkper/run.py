@@ -122,12 +122,11 @@ def start(
     execution: Execution,
     stored: Path | None = None,
     watch: Watch = QUIET,
-    dataset: Dataset | None = None,
 ) -> dict[str, Any]:
-    """A new run in `folder`, which must be new or empty. Returns the summary.
-
-    `stored`: a partition file to take; `dataset`: the data, where they are loaded already.
+    """A new run in `folder`, which must be new or empty, with a `stored` partition if given. Returns the
+    summary.
     """
+    dataset = load(experiment, execution)
     with _starting(Request(experiment, folder, watch), execution, stored, dataset) as member:
         return _simulate([member], execution)[0]
 
@@ -154,11 +153,10 @@ def _simulate(members: Sequence[Member], execution: Execution) -> list[dict[str,
 
 @contextmanager
 def _starting(
-    request: Request, execution: Execution, stored: Path | None, dataset: Dataset | None
+    request: Request, execution: Execution, stored: Path | None, dataset: Dataset
 ) -> Iterator[Member]:
     """A new run, ready for its first round; its folder is closed at the end."""
     experiment, folder, watch = request.experiment, request.folder, request.watch
-    dataset = dataset or load(experiment, execution)
     site, partition = prepare(experiment, dataset, stored)
     record = Record.create(folder)
     try:
@@ -193,14 +191,13 @@ def resume(
     experiment: Experiment,
     execution: Execution,
     watch: Watch = QUIET,
-    dataset: Dataset | None = None,
 ) -> dict[str, Any]:
     """Goes on with the run in `folder` from its last checkpoint. Returns the summary.
 
     `experiment` is the stored one or that with more rounds; any other difference is refused, as are other
     data: the numbers would be those of neither run. Another device or number of workers is recorded.
     """
-    with _resuming(Request(experiment, folder, watch), execution, dataset) as member:
+    with _resuming(Request(experiment, folder, watch), execution, None) as member:
         return _simulate([member], execution)[0]
 
 

@@ -90,13 +90,6 @@ class Partition:
         return Counts(table(self.train), table(self.test))
 
 
-def label_entropy(counts: ArrayLike) -> NDArray[np.float64]:
-    """Entropy in nat of each row of label counts [K, C]; 0 for a single class and for an empty row."""
-    n = np.asarray(counts, dtype=np.float64)
-    p = n / np.maximum(n.sum(1, keepdims=True), 1)
-    return np.asarray(-(p * np.log(np.where(p > 0, p, 1))).sum(1) + 0.0)
-
-
 def make(
     request: Partitioning,
     labels: NDArray[np.int64],

@@ -28,9 +28,6 @@ SHOWN = 8
 # Options that concern rehearsals, one process or one seed's schedule, and are no part of what a site does.
 _NOT_SHARED = {"clients", "method", "model", "head", "dataset", "size"}
 
-# Name -> (type, shape) of a tree's leaves.
-Outline = dict[str, tuple[str, list[int]]]
-
 
 class Plan:
     """A federation's model and method, built from its settings, and what a site sends in a round."""

@@ -109,7 +109,7 @@ def block(setting: Setting, methods: Sequence[str] = ()) -> Block:
     theirs = _comparable(setting)
     names = list(methods) or [*(s for s in STRATEGIES if s in here or s in theirs)]
     names += [] if methods else [name for name in here if name not in names]
-    here |= {name: _missing(setting, name, partition) for name in names if name not in here}
+    here |= {name: _missing(setting, name) for name in names if name not in here}
     here = {name: here[name] for name in names}
     ranked = _ranked(here, [n for n in names if _has_rank(n)])
     seeds = {name: tuple(r.experiment.seed for r in finished.get(name, ())) for name in names}
@@ -143,7 +143,7 @@ def _comparable(setting: Setting) -> dict[str, dict[str, Value]]:
     return published().get(setting.dataset, {}) if same else {}
 
 
-def _missing(setting: Setting, method: str, partition: Partition) -> dict[str, Value]:
+def _missing(setting: Setting, method: str) -> dict[str, Value]:
     """A row without a finished run, and why."""
     runs = [r for r in setting.runs if r.method == method]
     there = sorted({r.experiment.partition_seed for r in runs if r.done})

@@ -102,7 +102,7 @@ def _section(
         heats=tuple(h for arm in drawn for h in _heats(arm, [row.client for row in rows[:CLIENTS]])),
         matrices=tuple(m for arm in drawn if (m := _matrix(arm, classes))),
         calibration=tuple(c for arm in drawn if (c := _calibration(arm))),
-        warnings=tuple(facts.warnings(setting, arms, said)),
+        warnings=tuple(facts.warnings(arms, said)),
         commands=tuple(facts.commands(setting, partition, arms)),
         versions=tuple(facts.versions([r for arm in arms for r in arm.runs])),
     )

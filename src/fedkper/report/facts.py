@@ -90,7 +90,7 @@ def _count(data: Mapping[str, Any], name: str) -> str:
     return f"{value:,}" if isinstance(value, int) else "an unknown number of"
 
 
-def warnings(setting: Setting, arms: Sequence[Arm], said: Sequence[str]) -> list[tuple[str, str]]:
+def warnings(arms: Sequence[Arm], said: Sequence[str]) -> list[tuple[str, str]]:
     """What happened in the runs that a reader of the numbers should know."""
     lines = [("Runs", text) for text in said]
     lines += [("Data", text) for text in paper_runs.notices(r for arm in arms for r in arm.runs)]
