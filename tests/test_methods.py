@@ -18,8 +18,8 @@ from fedkper.method import Method, Update, client_round, refusal, weights
 from fedkper.methods import METHODS, parse
 from fedkper.methods.fedavg import FedAvg
 from fedkper.methods.fedkper import FedKPer
+from fedkper.rounds import admit
 from fedkper.runfiles import read_curves
-from fedkper.simulate import admit
 from fedkper.task import SGD, Task
 from golden import cases, check
 

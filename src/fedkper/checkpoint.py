@@ -9,6 +9,7 @@ state-000012.json               written last: the files of round 12 and their ch
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ Restored = tuple[int, Tree, dict[int, int], str]
 
 
 def save(
-    folder: Path, round: int, shared: Tree, differing: Tree, own: dict[int, str], visits: dict[int, int]
+    folder: Path, round: int, shared: Tree, differing: Tree, own: Mapping[int, str], visits: dict[int, int]
 ) -> None:
     """The state after `round`; the JSON file comes last and makes it valid. The one before is kept.
 

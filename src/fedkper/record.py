@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,7 +111,7 @@ class Record:
         self._add("calibration.csv", CALIBRATION_COLUMNS, rows)
 
     def save(
-        self, round: int, shared: Tree, differing: Tree, own: dict[int, str], visits: dict[int, int]
+        self, round: int, shared: Tree, differing: Tree, own: Mapping[int, str], visits: dict[int, int]
     ) -> None:
         """The state after `round`; the JSON file comes last and makes it valid. The one before is kept.
 

@@ -7,7 +7,7 @@ written down. What differs is that answers may fail to come.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedkper import data, evaluate, metrics, simulate
+from fedkper import data, evaluate, metrics
 from fedkper.errors import InputError, RunError
 from fedkper.execute import Here
 from fedkper.flower.contract import Plan
@@ -24,10 +24,10 @@ from fedkper.flower.members import Line, Members, code_of
 from fedkper.flower.parcel import Code, Parcel
 from fedkper.flower.settings import Federation
 from fedkper.method import Update
-from fedkper.record import Details, Record
-from fedkper.runfiles import CLIENT_COLUMNS, ROUND_COLUMNS, read_json
+from fedkper.record import Record
+from fedkper.rounds import Part, Spent, State, admit, aggregate, close_round, detailed, state_of
+from fedkper.runfiles import read_json
 from fedkper.sample import sampled_clients
-from fedkper.simulate import State, detailed
 from fedkper.site import Site
 from fedkper.tree import nbytes, rest
 
@@ -79,7 +79,7 @@ class Coordinator:
         try:
             if not new:
                 self._require_same()
-            state = simulate.state_of(self.site, record, record.restore())
+            state = state_of(self.site, record, record.restore())
             if state.round:
                 self.say(f"goes on after round {state.round}")
             self.members.gather(lambda: self._tell("waiting", state.round))
@@ -129,10 +129,10 @@ class Coordinator:
         answers, sent = self._train(record, state, sampled)
         clock.append(time.perf_counter())
         down = nbytes(state.shared) * sent
-        admitted = simulate.admit(self._fitting(record, t, answers), state.shared, record, t)
+        admitted = admit(self._fitting(record, t, answers), state.shared, record, t)
         needed = min(f.rounds.minimum, len(sampled))
         # Robust merging would act here, on the admitted updates.
-        shares = simulate.aggregate(self.site, self.pool, record, state, admitted, needed=needed)
+        shares = aggregate(self.site, self.pool, record, state, admitted, needed=needed)
         if len(admitted) < needed:
             admitted = {}
         clock.append(time.perf_counter())
@@ -142,54 +142,35 @@ class Coordinator:
         on_g, _ = evaluate.global_model(self.pool, self.site)
         clock.append(time.perf_counter())
 
-        scores = simulate.global_scores(on_g)
-        local = {k: _share(answers[k].words, "local_accuracy") if k in admitted else None for k in sampled}
-        every = [on_local.get(k, (None, None))[0] for k in range(e.clients)]
         tested = {f.index(name): test for name, (_, test) in self.members.held.items()}
         state.curves = replace(state.curves, local_n={**state.curves.local_n, **tested})
-        state.curves = simulate.extended(state.curves, scores, sampled, every, local)
         state.visits |= dict.fromkeys((k for k in admitted if self.plan.initial_own), t + 1)
-        state.round = t + 1
-        train, merge, evaluation = (b - a for a, b in pairwise(clock))
-        line: dict[str, Any] = dict.fromkeys(ROUND_COLUMNS)
-        line |= {"round": t + 1} | metrics.last_round(state.curves, state.reference) | scores
-        line |= {"train_seconds": train, "merge_seconds": merge, "eval_seconds": evaluation}
-        line |= {"down_bytes": down + down_scores, "up_bytes": sum(a.nbytes for a in answers.values())}
-        known = state.curves.local_n
-        rows = [
-            self._row(t, k, sampled, answers, admitted, shares, on_local, known) for k in range(e.clients)
-        ]
-        detail = detailed(state.round)
-        counted = [Details("global", None, on_g.confusion())] if len(on_g.y) else []
-        record.details(t + 1, counted, on_g.bins() if detail else [])
-        record.append(line, rows)
-        record.save(t + 1, state.shared, state.differing, {}, state.visits)
+        detail = detailed(t + 1)
+
+        def part(k: int) -> Part:
+            # A site that has been away since a restart keeps its known test part.
+            samples, test_samples = self.members.held.get(f.sites[k], (0, state.curves.local_n.get(k, 0)))
+            words = answers[k].words if k in admitted else {}
+            accuracy, auc = on_local.get(k, (None, None))
+            return Part(
+                sampled=int(k in sampled),
+                samples=samples,
+                test_samples=test_samples,
+                weight=shares.get(k, 0.0) if k in answers else None,
+                local_acc=_share(words, "local_accuracy"),
+                local_auc=_share(words, "local_auc"),
+                untuned_acc=_share(words, "untuned_accuracy"),
+                global_on_local_acc=accuracy,
+                global_on_local_auc=auc if detail else None,
+            )
+
+        training, merging, scoring = (b - a for a, b in pairwise(clock))
+        up = sum(answer.nbytes for answer in answers.values())
+        spent = Spent(training, merging, scoring, down + down_scores, up)
+        parts = {k: part(k) for k in range(e.clients)}
+        line = close_round(self.site, record, state, parts, spent, on_g)
         self.say(self._line(state.round, line, admitted))
         self._tell("running", state.round)
-
-    def _row(
-        self,
-        t: int,
-        k: int,
-        sampled: list[int],
-        answers: dict[int, Answer],
-        admitted: dict[int, Update],
-        shares: dict[int, float],
-        on_local: dict[int, tuple[float | None, float | None]],
-        local_n: Mapping[int, int],
-    ) -> dict[str, Any]:
-        """A site's line of clients.csv. One that has been away since a restart keeps its known test part."""
-        samples, tested = self.members.held.get(self.federation.sites[k], (0, local_n.get(k, 0)))
-        words = answers[k].words if k in admitted else {}
-        row: dict[str, Any] = dict.fromkeys(CLIENT_COLUMNS)
-        row |= {"round": t + 1, "client": k, "sampled": int(k in sampled)}
-        row |= {"samples": samples, "test_samples": tested}
-        row |= {"weight": shares.get(k, 0.0) if k in answers else None}
-        row |= {"local_acc": _share(words, "local_accuracy"), "local_auc": _share(words, "local_auc")}
-        row |= {"untuned_acc": _share(words, "untuned_accuracy")}
-        accuracy, auc = on_local.get(k, (None, None))
-        detail = detailed(t + 1)
-        return row | {"global_on_local_acc": accuracy, "global_on_local_auc": auc if detail else None}
 
     def _train(self, record: Record, state: State, sampled: list[int]) -> tuple[dict[int, Answer], int]:
         """A round's answers and the number of messages. Raises RunError if too few sites answer in its tries.
