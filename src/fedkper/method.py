@@ -13,7 +13,7 @@ from fedkper.descent import SGD
 from fedkper.lanes import Lanes
 from fedkper.losses import Batch, ce
 from fedkper.task import Task
-from fedkper.tree import Tree, finite, nbytes, rest, weighted_mean
+from fedkper.tree import Tree, finite, nbytes, rest, unlike, weighted_mean
 
 # A site with more patients than this is taken for a faulty or a hostile message.
 MOST_SAMPLES = 10**9
@@ -132,13 +132,8 @@ def refusal(update: Update, template: Tree) -> str:
 
     A client left out with weight 0 would still poison the mean, since 0 x NaN is NaN.
     """
-    odd = update.shared.keys() ^ (template.keys() - update.sums.keys())
-    if odd:
-        return f"other parameters than expected: {', '.join(sorted(odd)[:3])}"
-    for name, leaf in update.shared.items():
-        if leaf.shape != template[name].shape or leaf.dtype != template[name].dtype:
-            expected = f"{template[name].dtype} {list(template[name].shape)}"
-            return f"{name} is {leaf.dtype} {list(leaf.shape)}, not {expected}"
+    if reason := unlike(update.shared, {k: v for k, v in template.items() if k not in update.sums}):
+        return reason
     for name, leaf in (update.shared | update.sums).items():
         if not bool(finite({name: leaf})):
             return f"{name} is not finite: training diverged; try a smaller --lr or a --grad-clip such as 5"

@@ -145,6 +145,22 @@ def finite(tree: Tree) -> Tensor:
     return torch.stack(sums).isfinite().all(0)
 
 
+def unlike(found: Tree, expected: Tree, what: str = "parameters") -> str:
+    """Why a tree is not as expected, by its names, shapes and types; empty if it is."""
+    odd = sorted(found.keys() ^ expected.keys())
+    if odd:
+        return f"other {what} than expected: {', '.join(odd[:3])}"
+    for name, leaf in found.items():
+        if described(leaf) != described(expected[name]):
+            return f"{name} is {described(leaf)}, not {described(expected[name])}"
+    return ""
+
+
+def described(leaf: Tensor) -> str:
+    """Type and shape."""
+    return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}"
+
+
 def nbytes(tree: Tree) -> int:
     """Bytes of one lane."""
     return sum(v[0].numel() * v.element_size() for v in tree.values())

@@ -22,7 +22,7 @@ from fedkper.lanes import Lanes
 from fedkper.method import Method, Update, client_round
 from fedkper.methods import parse
 from fedkper.site import Site
-from fedkper.tree import Tree, nbytes
+from fedkper.tree import Tree, described, nbytes, unlike
 
 SHOWN = 8
 # Options that concern rehearsals, one process or one seed's schedule, and are no part of what a site does.
@@ -111,13 +111,9 @@ class Plan:
 
     def misfit(self, kind: str, tree: Tree) -> str:
         """Why a received tree is none that a site of this federation sends; empty if it is one."""
-        expected = self.sent().get(kind, {})
-        odd = sorted(tree.keys() ^ expected.keys())
-        if odd:
-            return f"other {kind} than expected: {', '.join(odd[:3])}"
+        if reason := unlike(tree, self.sent().get(kind, {}), kind):
+            return reason
         for name, leaf in tree.items():
-            if leaf.shape != expected[name].shape or leaf.dtype != expected[name].dtype:
-                return f"{name} is {_described(leaf)}, not {_described(expected[name])}"
             if leaf.numel() and max(map(abs, leaf.aminmax())) > self.federation.limits.largest_value:
                 return f"{name} has numbers beyond {self.federation.limits.largest_value:g}"
         return ""
@@ -157,8 +153,4 @@ def plain_method(federation: Federation) -> str:
 
 
 def _outlined(tree: Tree) -> dict[str, str]:
-    return {name: f"{at}: {_described(leaf)}" for at, (name, leaf) in enumerate(tree.items())}
-
-
-def _described(leaf: torch.Tensor) -> str:
-    return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}"
+    return {name: f"{at}: {described(leaf)}" for at, (name, leaf) in enumerate(tree.items())}

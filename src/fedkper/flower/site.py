@@ -35,7 +35,7 @@ from fedkper.flower.ownstate import OwnState
 from fedkper.flower.parcel import Code, Parcel, SiteError, Word
 from fedkper.flower.settings import Federation, Policy, SiteSettings, read_federation, read_site
 from fedkper.scores import Answers
-from fedkper.tree import Tree, finite, nbytes
+from fedkper.tree import finite, nbytes, unlike
 
 NUMBERS = ("round", "model", "images", "accuracy", "auc")
 
@@ -174,9 +174,8 @@ class Hospital:
 
     def _train(self, request: Parcel) -> Parcel:
         t, last = _whole(request, "round"), _whole(request, "state")
-        misfit = _misfit(request.trees.get("shared", {}), self.plan.first)
-        if misfit:
-            raise SiteError(Code.MESSAGE, misfit)
+        if reason := unlike(request.trees.get("shared", {}), self.plan.first):
+            raise SiteError(Code.MESSAGE, reason)
         self._status("training", round=t + 1)
         kept = self.own.find(last)
         if last > 0 and kept is None:
@@ -204,9 +203,8 @@ class Hospital:
     def _score(self, request: Parcel) -> Parcel:
         t, model = _whole(request, "round"), request.trees.get("model", {})
         initial = self.plan.model.init()
-        misfit = _misfit(model, initial)
-        if misfit:
-            raise SiteError(Code.MESSAGE, misfit)
+        if reason := unlike(model, initial):
+            raise SiteError(Code.MESSAGE, reason)
         self.pool.broadcast("receive", model, {})
         _, found = evaluate.global_model(self.pool, self.pool.site)
         words: dict[str, Word] = {"code": int(Code.DONE), "round": t}
@@ -267,15 +265,6 @@ def _whole(request: Parcel, name: str) -> int:
     if not isinstance(value, int):
         raise SiteError(Code.MESSAGE, f"the message lacks '{name}'")
     return value
-
-
-def _misfit(found: Tree, expected: Tree) -> str:
-    """Why a received model is not the agreed one; empty if it is."""
-    odd = sorted(found.keys() ^ expected.keys())
-    if odd:
-        return f"other parameters than agreed: {', '.join(odd[:3])}"
-    unlike = [k for k, v in expected.items() if v.shape != found[k].shape or v.dtype != found[k].dtype]
-    return f"parameters of another shape or type than agreed: {', '.join(unlike[:3])}" if unlike else ""
 
 
 def _code(error: Exception) -> Code:
