@@ -6,6 +6,7 @@ python docs/pictures.py
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from matplotlib.figure import Figure
 
 from fedkper import plots
 from fedkper.methods import METHODS
+from fedkper.paper import efficiency, figures, runs
 from fedkper.runfiles import read_curves
 
 ROOT = Path(__file__).parent.parent
@@ -51,22 +53,39 @@ def scale(series: dict[str, dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
+def of_the_paper() -> None:
+    """The paper's Figures 3 to 5 from our runs."""
+    found, _ = runs.find([ROOT / "results" / "blood", ROOT / "results" / "efficiency"])
+    setting = runs.settings(found)[0][0]
+    pair = ("FedAvg", "FedKPer")
+    for name, methods, draw in (
+        ("fig3", pair, figures.peaks_and_drops),
+        ("fig4", tuple(figures.ARMS), figures.ablation),
+        ("fig5", (*pair, "FedKPer: cached=false"), efficiency.efficiency),
+    ):
+        chosen = figures.chosen(setting, methods, name)
+        for path in figures.write(partial(draw, setting, chosen), PICTURES / f"blood-{name}"):
+            if path.suffix == ".pdf":
+                path.unlink()
+
+
 def main() -> None:
     blood = ROOT / "results" / "blood"
     arms = {
         "FedAvg": "methods/bloodmnist_fedavg_seed1",
         "FedKPer": "methods/bloodmnist_fedkper_seed1",
-        "loss only": "arms/fedkper-aggregation-false-seed1",
-        "aggregation only": "arms/fedkper-distillation-false-seed1",
+        "loss only": "arms/bloodmnist_fedkper-aggregation-false_seed1",
+        "aggregation only": "arms/bloodmnist_fedkper-distillation-false_seed1",
     }
-    runs = {name: read_curves(blood / folder) for name, folder in arms.items()}
+    curves = {name: read_curves(blood / folder) for name, folder in arms.items()}
     title = "BloodMNIST, 20 clients, Dirichlet 0.1, 2 clients a round, seed 1"
-    pair = {name: runs[name] for name in ("FedAvg", "FedKPer")}
+    pair = {name: curves[name] for name in ("FedAvg", "FedKPer")}
     plots.curves(pair, PICTURES / "blood.png", title)
-    plots.curves(runs, PICTURES / "blood-arms.png", title)
-    for name in METHODS:
-        own = {name: read_curves(blood / f"methods/bloodmnist_{name}_seed1")} if name != "fedavg" else {}
-        plots.curves({"fedavg": runs["FedAvg"], **own}, PICTURES / f"methods-{name}.png", title)
+    plots.curves(curves, PICTURES / "blood-arms.png", title)
+    for name, method in METHODS.items():
+        own = {method.__name__: read_curves(blood / f"methods/bloodmnist_{name}_seed1")}
+        plots.curves({"FedAvg": curves["FedAvg"], **own}, PICTURES / f"methods-{name}.png", title)
+    of_the_paper()
     measured = json.loads((ROOT / "docs" / "benchmarks" / "scale.json").read_text())
     scale(measured["series"], PICTURES / "scale.png")
 

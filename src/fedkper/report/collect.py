@@ -165,7 +165,7 @@ def _price(arm: Arm, key: str) -> Cell:
     values = defined(n.value for n in parts)
     if len(values) < len(parts):
         return Cell(None, None, "not recorded")
-    return Cell(sum(values) * times, None, "", f"mean over {parts[0].used} rounds of all seeds")
+    return Cell(sum(values) * times, None, "", f"mean over {parts[0].used} rounds")
 
 
 def _charts(arms: Sequence[Arm], numbers: Mapping[str, int], shown: set[str]) -> list[LineChart]:

@@ -119,14 +119,18 @@ def ranked(arms: Sequence[Arm], key: str) -> list[tuple[Arm, float]]:
     return sorted(((a, v) for a, v in values if v is not None), key=lambda pair: -pair[1])
 
 
-def _top(order: Sequence[tuple[Arm, float]]) -> list[Arm]:
-    """The first of a ranking, and all that are equal to it."""
-    return [arm for arm, value in order if value == order[0][1]]
+def _top(arms: Sequence[Arm], key: str) -> list[Arm]:
+    """The first of a ranking, and all that are equal to it or ahead of it on the seeds that both have."""
+    order = ranked(arms, key)
+    if not order:
+        return []
+    first, best = order[0]
+    return [arm for arm, value in order if value == best or sum(_differences(arm, first, key)) > 0]
 
 
 def best_first(arms: Sequence[Arm]) -> list[Arm]:
     """By how many of the QUESTIONS a method is first on, then by balance."""
-    first = [arm.name for key in QUESTIONS for arm in _top(ranked(arms, key))]
+    first = [arm.name for key in QUESTIONS for arm in _top(arms, key)]
     balance = {arm.name: value for arm, value in ranked(arms, "balance")}
     return sorted(arms, key=lambda arm: (-first.count(arm.name), -balance.get(arm.name, -math.inf)))
 
@@ -195,12 +199,10 @@ def judged(arm: Arm, other: Arm, key: str) -> Lead:
     if interval is None:
         return Lead(f"Not compared with {other.name}: no seed has both.", None)
     ahead = interval.mean
-    gap = "less than 0.1" if 0 < abs(ahead) < 0.0005 else points(abs(ahead))
-    text = f"{'Behind' if ahead < 0 else 'Ahead of'} {other.name} by {gap} points"
+    gap = "less than 0.1" if 0 < ahead < 0.0005 else points(ahead)
+    text = f"Ahead of {other.name} by {gap} points"
     if arm.seeds != other.seeds:
         text += f" on the seed{'s' if interval.used > 1 else ''} that both have"
-    if ahead < 0:
-        return Lead(f"{text}: no difference shown.", False)
     if interval.low is None or interval.high is None:
         return Lead(f"{text}.", None)
     spread = max(defined(a.summary[key].get("std_seeds") for a in (arm, other)), default=0.0)
@@ -222,11 +224,14 @@ def _card(arms: Sequence[Arm], key: str, reference: Arm) -> Card:
     if not order:
         reason = arms[0].summary[key].get("reason", "")
         return Card(title, metric, hint, (), None, (f"Not defined: {reason}.",), None)
-    top = _top(order)
-    behind = [arm for arm, _ in order[len(top) :]]
+    top = _top(arms, key)
+    behind = [arm for arm, _ in order if arm not in top]
     shown = behind[:1] + [arm for arm in behind[1:] if arm is reference]
     leads = [judged(top[0], arm, key) for arm in shown]
-    lines = tuple(lead.text for lead in leads) or ("All methods are equal.",) * (len(top) > 1)
+    mixed = [arm.name for arm in top if arm.summary[key]["mean"] != order[0][1]]
+    text = f"By all seeds {top[0].name} is first, on those that both have {listed(mixed)}."
+    lines = (text,) * bool(mixed) + tuple(lead.text for lead in leads)
+    lines = lines or ("All methods are equal.",) * (len(top) > 1)
     certain = leads[0].certain if leads and len(top) == 1 else False
     return Card(title, metric, hint, tuple(arm.name for arm in top), order[0][1], lines, certain)
 
@@ -251,8 +256,8 @@ def _headline(arms: Sequence[Arm], leader: Arm, cards: Sequence[Card]) -> str:
         if card not in won:
             rest.setdefault(listed(card.best), []).append(card.title)
     text += "".join(f", {name} on “{'” and “'.join(titles)}”" for name, titles in rest.items())
-    states = [card.certain for card in answered]
-    if None in states and True not in states:
+    states = [card.certain for card in answered if len(card.best) == 1]
+    if all(state is None for state in states):
         of_which = "One seed does" if all(len(arm.runs) == 1 for arm in arms) else "The seeds they share do"
         return f"{text}. {of_which} not show whether that is chance."
     if all(states):
