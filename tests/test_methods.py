@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,10 @@ from fedkper.methods import METHODS, parse
 from fedkper.methods.fedavg import FedAvg
 from fedkper.methods.fedkper import FedKPer
 from fedkper.rounds import admit
-from fedkper.runfiles import read_curves
+from fedkper.runfiles import read_curves, read_events
 from fedkper.task import SGD, Task
 from golden import cases, check
+from terminal import column
 
 # A method whose strength is 0 is FedAvg, bit for bit.
 STRENGTH_ZERO = [
@@ -519,6 +520,22 @@ def test_a_spoilt_update_is_named_and_left_out(name: str, how: str) -> None:
     merged = method.merge(template, together(list(admitted.values())))
     assert_close(merged, method.merge(template, together([updates[0], updates[2]])), 0)
     assert bool(tree.finite(merged))
+
+
+def test_a_merge_that_breaks_the_model_is_named_and_the_model_stays(tmp_path: Any) -> None:
+    @dataclass(frozen=True)
+    class Broken(FedAvg):
+        def merge(self, shared: tree.Tree, update: Update) -> tree.Tree:
+            return {k: v * float("nan") for k, v in shared.items()}
+
+    one = replace(site("fedavg", rounds=2), method=Broken())
+    run_site(one, tmp_path / "r")
+    kept = [e for e in read_events(tmp_path / "r") if e["event"] == "kept"]
+    assert [e["round"] for e in kept] == [1, 2]
+    assert "what Broken.merge made of finite updates is not finite" in kept[0]["reason"]
+    (accuracy,) = set(read_curves(tmp_path / "r").global_acc)
+    assert accuracy is not None
+    assert set(column(tmp_path / "r", "clients.csv", "weight")) <= {"", "0.0"}
 
 
 def test_buffers_are_averaged_and_keep_their_types() -> None:

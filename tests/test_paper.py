@@ -406,6 +406,24 @@ def test_a_link_that_leads_back_is_followed_once(here: Path) -> None:
     assert fedkper("paper", "table1", "runs") == 0
 
 
+def test_unfinished_runs_are_named_without_options(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(here / "runs" / "a", LOW)
+    make(here / "runs" / "b", LOW[:7], seed=2, rounds=100)
+    make(here / "runs" / "c", LOW[:8], "moon", rounds=100)
+    assert fedkper("paper", "table1", "runs") == 0
+    said = capsys.readouterr().out
+    assert "– unfinished, 8 of 100 rounds: MOON" in said
+    assert "unfinished, and in no mean: FedAvg, seed 2 (7 of 100 rounds)" in said
+
+
+def test_settings_of_one_title_say_what_sets_them_apart(here: Path) -> None:
+    make(here / "runs" / "a", LOW, fraction=0.1)
+    make(here / "runs" / "b", LOW, fraction=0.5)
+    shown, _ = paper_runs.settings(paper_runs.find([here / "runs"])[0])
+    titles = [f"bloodmnist, 20 clients, 100 rounds, fraction {f}" for f in (0.1, 0.5)]
+    assert [s.title for s in shown] == titles
+
+
 def test_a_damaged_run_is_left_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(here / "runs" / "a", LOW)
     (make(here / "runs" / "b", LOW, "fedkper") / "rounds.csv").write_text("round,global_acc\n1,two\n")

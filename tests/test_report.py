@@ -295,6 +295,39 @@ def test_some_leads_may_be_certain_where_others_rest_on_one_seed(tmp_path: Path)
     assert found.headline.endswith("1 of these leads over the next method is certain with these seeds.")
 
 
+def test_a_method_that_never_merged_has_no_rank(tmp_path: Path) -> None:
+    """It cannot have forgotten anything: what it did not learn."""
+    made(tmp_path / "a", acc=[0.5, 0.5])
+    idle = made(tmp_path / "b", "fedkper", acc=[0.9, 0.9])
+    table = (idle / "clients.csv").read_text().splitlines()
+    lines = [f"{table[0]},weight", *(f"{row},0.0" for row in table[1:])]
+    (idle / "clients.csv").write_text("\n".join(lines) + "\n")
+    events = [{"event": "kept", "round": t, "reason": "no update"} for t in (1, 2)]
+    (idle / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    found = first_screen(tmp_path)
+    assert {card.best for card in found.cards} == {("FedAvg",)}
+    assert "FedKPer never merged an update: it has no rank." in found.care
+
+
+def test_refused_updates_are_on_the_first_screen(tmp_path: Path) -> None:
+    made(tmp_path / "a")
+    folder = made(tmp_path / "b", "fedkper")
+    event = {"event": "rejected", "round": 1, "client": 1, "reason": "not finite"}
+    (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
+    assert (
+        "Updates were refused in FedKPer, whose numbers rest on fewer; see Warnings."
+        in first_screen(tmp_path).care
+    )
+
+
+def test_a_run_with_one_damaged_file_is_left_out_by_name(tmp_path: Path) -> None:
+    made(tmp_path / "a")
+    (made(tmp_path / "b", "fedkper") / "events.jsonl").write_text('{"round": 1}\n')
+    found = collect([tmp_path])
+    assert [row.name for row in found.sections[0].rows] == ["FedAvg"]
+    assert "b/events.jsonl: damaged in line 1" in found.notes[0]
+
+
 def test_for_whom_names_those_who_lose(tmp_path: Path) -> None:
     made(tmp_path / "a", local=[0.5, 0.5, 0.9])
     made(tmp_path / "b", "fedkper", acc=[0.7, 0.8], local=[0.8, 0.7, 0.6])

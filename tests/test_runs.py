@@ -25,6 +25,7 @@ from fedkper import folders, run
 from fedkper.data import partition_file
 from fedkper.errors import InputError
 from fedkper.experiment import Experiment
+from fedkper.metrics import NO_LOCAL
 from fedkper.record import Record
 from fedkper.run import Execution, Watch
 from terminal import (
@@ -528,7 +529,7 @@ def test_local_results_are_null_without_local_test_samples(tmp_path: Path) -> No
     assert summary == strict(tmp_path / "r" / "summary.json")
     assert summary["local_acc"] == {
         "mean": None,
-        "reason": "no sampled client has a local test set",
+        "reason": NO_LOCAL,
         "std_rounds": None,
         "std_rounds_reason": "no round has a value",
     }

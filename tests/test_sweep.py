@@ -183,6 +183,31 @@ def test_more_seeds_and_more_rounds_go_on_in_the_same_folder(base: list[Any], ha
     assert fedkper(*base, "--methods", "fedavg", "--seeds", 1, 2, "--out", half) == 2, "rounds would be lost"
 
 
+def test_a_single_value_becomes_several(base: list[Any], tmp_path: Path) -> None:
+    """Names say what varies; what is there keeps the one that it has."""
+    words = [*typed(base, "rounds", 1), "--method", "fedavg", "--out", tmp_path / "s"]
+    assert fedkper(*words, "--vary", "momentum=0.5") == 0
+    before = (tmp_path / "s/tiny_fedavg_seed1/rounds.csv").read_bytes()
+    assert fedkper(*words, "--vary", "momentum=0.5,0.9") == 0
+    assert sorted(p.parent.name for p in (tmp_path / "s").glob("*/summary.json")) == [
+        "tiny_fedavg_momentum0.9_seed1",
+        "tiny_fedavg_seed1",
+    ]
+    assert (tmp_path / "s/tiny_fedavg_seed1/rounds.csv").read_bytes() == before
+
+
+def test_a_finished_run_that_was_cut_since_is_named(
+    base: list[Any], whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(whole, tmp_path / "s")
+    table = tmp_path / "s" / PLACES[0] / "rounds.csv"
+    table.write_text("".join(line + "\n" for line in table.read_text().splitlines()[:5]))
+    assert fedkper("sweep", "--grid", tmp_path / "s/sweep.json") in (1, 2)
+    said = " ".join(capsys.readouterr().err.split())
+    assert PLACES[0] in said
+    assert "bring the file back, or start a new run" in said
+
+
 def test_two_sweeps_in_one_folder(base: list[Any], half: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with folders.locked(half):
         assert fedkper(*base, *CELLS, "--out", half) == 1

@@ -66,9 +66,9 @@ class Sweep(Options):
         experiments = grid.experiments(self.experiment(), asked)
         for experiment in experiments:
             refuse_idle(experiment)
-        cells = sweep.cells(experiments)
         stored = self.partition_file or asked.partition_file
         with folders.out(self.out, "sweep") as folder:
+            cells = sweep.keeping(sweep.cells(experiments), folder)
             again = f"fedkper sweep --grid {shlex.quote(str(folder / sweep.REQUEST))}"
             with View(cells, again) as view:
                 outcomes = sweep.run(

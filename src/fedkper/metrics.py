@@ -18,7 +18,9 @@ from fedkper.errors import InputError
 from fedkper.forgetting import Consistency, backward_transfer, consistency, transfer
 
 ONE_PER_RUN = "one number per run, so there is no deviation over rounds"
-NO_LOCAL = "no sampled client has a local test set"
+NO_LOCAL = (
+    "no client's own model was scored: no local test part, no update that could be used, or no round yet"
+)
 # Of the global model on the global test set, beside its accuracy (scores.py).
 SCORES = ("global_balanced_acc", "global_f1", "global_auc", "global_ece")
 

@@ -89,7 +89,10 @@ def convert(text: str, hint: Any, where: str) -> Any:
         return kind(text)
     except ValueError:
         what = "a whole number" if kind is int else "a number"
-        raise InputError(f"{where} {text}: must be {what}{f', {limits[0]}' if limits else ''}") from None
+        hint = "; several are separated by spaces" if "," in text else ""
+        raise InputError(
+            f"{where} {text}: must be {what}{f', {limits[0]}' if limits else ''}{hint}"
+        ) from None
 
 
 def near(word: str, known: Iterable[str]) -> str:

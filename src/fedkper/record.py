@@ -145,7 +145,10 @@ class Record:
             kept = [row for row in read_rows(self.folder / name) if int(row["round"]) <= round]
             there = list(dict.fromkeys(int(row["round"]) for row in kept))
             if name in ("rounds.csv", "clients.csv") and there != list(range(1, round + 1)):
-                raise InputError(f"{self.folder / name}: damaged, not every round from 1 to {round} is in it")
+                raise InputError(
+                    f"{self.folder / name}: damaged, not every round from 1 to {round} is in it; "
+                    "bring the file back, or start a new run"
+                )
             if kept and kept[0].keys() != set(columns):
                 raise InputError(f"{self.folder / name}: has other columns than this version writes")
             self._table(name, columns, kept)

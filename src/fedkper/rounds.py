@@ -18,7 +18,7 @@ from fedkper.metrics import SCORES, Curves
 from fedkper.record import Details, Record
 from fedkper.scores import Answers, balanced_accuracy, macro_f1
 from fedkper.site import Site
-from fedkper.tree import Tree, stack
+from fedkper.tree import Tree, finite, stack
 
 
 @dataclass
@@ -78,7 +78,8 @@ def aggregate(
 ) -> dict[int, float]:
     """Moves `state.shared` on and broadcasts it with the model to be scored. Returns each client's share.
 
-    With fewer updates than `needed` the global model stays, and none has a share.
+    With fewer updates than `needed`, or a merged model that is not finite, the global model stays, and none
+    has a share.
     """
     if len(admitted) < needed:
         which = f", of client {', '.join(map(str, admitted))}" if admitted else ""
@@ -97,7 +98,13 @@ def aggregate(
     if falls_back(everyone):
         reason = "no client's weight is usable: the method's fall-back is used"
         record.event("fallback", round=state.round + 1, reason=reason)
-    state.shared = site.method.merge(state.shared, everyone)
+    merged = site.method.merge(state.shared, everyone)
+    if not bool(finite(merged).all()):
+        reason = f"what {type(site.method).__name__}.merge made of finite updates is not finite"
+        record.event("kept", round=state.round + 1, reason=f"{reason}: the global model stays")
+        pool.broadcast("receive", state.shared, state.differing, rider)
+        return {}
+    state.shared = merged
     scored = site.method.global_model(site.model, state.shared, everyone)
     state.differing = {k: v for k, v in scored.items() if state.shared.get(k) is not v}
     pool.broadcast("receive", state.shared, state.differing, rider)

@@ -135,7 +135,7 @@ def go_on(command: str) -> None:
 
 
 def rejected(folder: Path) -> None:
-    """Tells which updates of a run were left out, and why."""
+    """Tells which updates of a run were left out, and in how many rounds all of them, and why."""
     found = [e for e in read_events(folder) if e["event"] == "rejected"]
     if found:
         reasons = "; ".join(dict.fromkeys(str(e.get("reason", "no reason recorded")) for e in found))
@@ -144,6 +144,9 @@ def rejected(folder: Path) -> None:
             f"{len(found)} update{'s' if len(found) > 1 else ''} in {rounds} round"
             f"{'s' if rounds > 1 else ''} rejected ({reasons}); see {folder / 'events.jsonl'}"
         )
+    if kept := [e for e in read_events(folder) if e["event"] == "kept"]:
+        reasons = "; ".join(dict.fromkeys(str(e.get("reason", "no reason recorded")) for e in kept))
+        notice(f"in {len(kept)} round{'s' if len(kept) > 1 else ''} nothing was merged ({reasons})")
 
 
 def state(line: Mapping[str, Any]) -> str:

@@ -47,8 +47,8 @@ def load(name: str, folder: str | Path, size: int = 28, offline: bool = False) -
 def find(name: str, folder: str | Path, size: int = 28) -> Path | None:
     """Path of the file of a set, or None if it is neither in `folder` nor in `folder`/medmnist.
 
-    A `name` that ends in '.npz' is tried as a path first. Raises InputError for a set that cannot be used
-    and for an image size that a published set does not have.
+    A `name` that ends in '.npz' is tried as a path first, then in the folders as it is and by its last part.
+    Raises InputError for a set that cannot be used and for an image size that a published set does not have.
     """
     info, size = _known(name, size)
     if name.endswith(".npz"):
@@ -56,7 +56,8 @@ def find(name: str, folder: str | Path, size: int = 28) -> Path | None:
     else:
         file = info.file(size) if info else f"{name}.npz" if size == 28 else f"{name}_{size}.npz"
     places = [Path(name)] if name.endswith(".npz") else []
-    places += [Path(folder) / file, Path(folder) / "medmnist" / file]
+    names = dict.fromkeys((file, Path(file).name))  # a file that was moved is there under its name alone
+    places += [Path(folder) / part / name for name in names for part in ("", "medmnist")]
     return next((place for place in places if os.path.isfile(place)), None)
 
 
@@ -114,8 +115,9 @@ def _fetch(name: str, info: Info | None, size: int, folder: Path, offline: bool)
     if info is None or name.endswith(".npz"):
         near = difflib.get_close_matches(Path(name).stem.lower(), SETS, n=3) or list(SETS)
         raise InputError(
-            f"--dataset {name} is not there: no such file in {folder} or {folder / 'medmnist'}. "
-            f"Name a file by its path, which ends in '.npz', or a published set: {', '.join(near)}."
+            f"--dataset {name} is not there: no such file here, in {folder} or in {folder / 'medmnist'}. "
+            f"Name a file by its path, which ends in '.npz', the folder it lies in with --data, "
+            f"a published set ({', '.join(near)}), or synthetic."
         )
     import requests  # here and below: only a download pays for these imports
 

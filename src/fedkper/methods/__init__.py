@@ -50,6 +50,10 @@ def parse(text: str) -> Method:
     else:
         name, _, fields = text.partition(":")
         if name.lower() not in METHODS:
+            if name.endswith(".py"):
+                raise InputError(f"--method {name}: name the class in it, {name}:CLASS")
+            if "," in name:
+                raise InputError(f"--method {name}: several methods are separated by spaces")
             raise InputError(
                 f"--method {name}: not known{near(name.lower(), METHODS)}; one of {', '.join(METHODS)}"
             )
@@ -62,7 +66,9 @@ def parse(text: str) -> Method:
     values: dict[str, Any] = {}
     for item in filter(None, fields.split(",")):
         field, equals, value = item.partition("=")
-        if not equals or field not in known:
+        if field in known and not equals:
+            raise InputError(f"--method {text}: {field} has no value; write {field}=VALUE")
+        if field not in known:
             listing = ", ".join(map(_shown, known.values())) or "none"
             raise InputError(
                 f"--method {text}: no field '{field}'{near(field, known)}; its fields are: {listing}"

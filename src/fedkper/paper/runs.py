@@ -79,6 +79,8 @@ class Setting:
     runs: tuple[Found, ...]
     prefer: int | None = None
     """Partition seed that goes before others"""
+    apart: str = ""
+    """What sets it apart from others that would have the same title"""
 
     @property
     def dataset(self) -> str:
@@ -89,7 +91,7 @@ class Setting:
         e = self.experiment
         if sites := self.runs[0].sites:
             return f"federation of {', '.join(sites)}, {e.rounds:,} rounds"
-        return f"{self.dataset}, {e.clients:,} clients, {e.rounds:,} rounds"
+        return f"{self.dataset}, {e.clients:,} clients, {e.rounds:,} rounds{self.apart}"
 
     def partitions(self) -> list[Partition]:
         """The preferred one, then those with more finished runs, of equal ones the smallest seed first."""
@@ -130,13 +132,28 @@ def settings(found: Iterable[Found]) -> tuple[list[Setting], list[str]]:
     for one in found:
         groups.setdefault(_key(one), []).append(one)
     notes: list[str] = []
-    made = [Setting(g[0].experiment, tuple(_without_doubles(g, notes))) for g in groups.values()]
+    made = _titled([Setting(g[0].experiment, tuple(_without_doubles(g, notes))) for g in groups.values()])
 
     def place(s: Setting) -> tuple[Any, ...]:
         known = DATASETS.index(s.dataset) if s.dataset in DATASETS else len(DATASETS)
         return bool(deviations(s.experiment)), known, s.title, -len(s.runs)
 
     return sorted(made, key=place), notes
+
+
+def _titled(made: Sequence[Setting]) -> list[Setting]:
+    """The same, those of one title with the options in which they differ."""
+    alike: dict[str, list[Setting]] = {}
+    for setting in made:
+        alike.setdefault(setting.title, []).append(setting)
+    found = []
+    for setting in made:
+        options = [_options(other.experiment) for other in alike[setting.title]]
+        differing = [name for name in options[0] if any(o[name] != options[0][name] for o in options)]
+        values = _options(setting.experiment)
+        apart = "".join(f", {name.replace('_', ' ')} {values[name]}" for name in differing)
+        found.append(dataclasses.replace(setting, apart=apart))
+    return found
 
 
 def deviations(e: Experiment) -> list[str]:

@@ -108,7 +108,8 @@ def block(setting: Setting, methods: Sequence[str] = ()) -> Block:
     here = {name: _values(runs) for name, runs in finished.items()}
     theirs = _comparable(setting)
     names = list(methods) or [*(s for s in STRATEGIES if s in here or s in theirs)]
-    names += [] if methods else [name for name in here if name not in names]
+    begun = [r.method for r in setting.runs if r.partition == partition]
+    names += [] if methods else [name for name in dict.fromkeys([*here, *begun]) if name not in names]
     here |= {name: _missing(setting, name) for name in names if name not in here}
     here = {name: here[name] for name in names}
     ranked = _ranked(here, [n for n in names if _has_rank(n)])
@@ -197,6 +198,10 @@ def _notes(
     elif setting.dataset not in published():
         notes.append(f"the paper has no numbers for {setting.dataset}")
     notes += _gaps(rows)
+    for r in setting.runs:
+        if r.partition == partition and not r.done and r.method in finished:
+            done = f"{r.rounds} of {r.experiment.rounds} rounds"
+            notes.append(f"unfinished, and in no mean: {r.method}, seed {r.experiment.seed} ({done})")
     by_seeds: dict[tuple[int, ...], list[str]] = {}
     for row in rows:
         if row.seeds:

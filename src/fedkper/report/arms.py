@@ -88,6 +88,12 @@ class Arm:
     def clients(self) -> ClientTables:
         return ClientTables([runfiles.read_rows(r.folder / "clients.csv") for r in self.runs], self.rounds)
 
+    @property
+    def trained(self) -> bool:
+        """Whether any update was ever merged; of runs that did not record weights it is taken for granted."""
+        weights = self.clients.weight.values()
+        return not weights or any(weights)
+
     @cached_property
     def price(self) -> dict[str, Number]:
         """Means a round: seconds of training, merging, scoring; bytes down and up; over rounds and seeds.

@@ -9,7 +9,7 @@ from fedkper import runfiles
 from fedkper.averages import Number, defined, mean
 from fedkper.errors import InputError
 from fedkper.paper import runs as paper_runs
-from fedkper.paper.runs import Partition, Setting
+from fedkper.paper.runs import Found, Partition, Setting
 from fedkper.report import facts, forgot, sites
 from fedkper.report.arms import CURVES, LAST, Arm, arms_of, of_classes
 from fedkper.report.chart import LineChart, Reliability, line_chart, reliability
@@ -41,6 +41,7 @@ def collect(paths: Sequence[Path], data: Path | None = None) -> Report:
     `data`: folder of the data files, to count who holds which classes; nothing is downloaded.
     """
     found, notes = paper_runs.find(paths)
+    found = [one for one in found if _whole(one, notes)]
     settings, doubled = paper_runs.settings(found)
     notes += doubled
     sections: list[Section] = []
@@ -56,6 +57,17 @@ def collect(paths: Sequence[Path], data: Path | None = None) -> Report:
     names = list(dict.fromkeys(s.title.partition(",")[0] for s in sections))
     title = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return Report(title, tuple(sections), tuple(notes), len(found), sum(bool(one.sites) for one in found))
+
+
+def _whole(found: Found, notes: list[str]) -> bool:
+    """Whether the files that only a report reads are in order; else a sentence is added to `notes`."""
+    try:
+        for read in (runfiles.read_events, runfiles.read_confusion, runfiles.read_calibration):
+            read(found.folder)
+    except InputError as error:
+        notes.append(f"left out: {error}")
+        return False
+    return True
 
 
 def _section(

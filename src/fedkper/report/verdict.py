@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedkper import paired
+from fedkper import paired, runfiles
 from fedkper.averages import defined, mean, std
+from fedkper.paper.runs import Found
 from fedkper.report.arms import Arm
 from fedkper.report.words import percent, points, seconds, signed, size
 
@@ -38,7 +39,7 @@ QUESTIONS = {
     "global_bwt": (
         "What earlier rounds taught",
         "backward transfer",
-        "accuracy that the global model has lost at clients since they last trained; 0 is no forgetting",
+        "change of the global model’s accuracy at clients since they last trained; below 0 is forgetting",
     ),
 }
 
@@ -114,8 +115,11 @@ def reference_of(arms: Sequence[Arm]) -> Arm:
 
 
 def ranked(arms: Sequence[Arm], key: str) -> list[tuple[Arm, float]]:
-    """Those with a value, best first; higher is better for every metric."""
-    values = [(arm, arm.summary[key]["mean"]) for arm in arms]
+    """Those with a value, best first; higher is better for every metric.
+
+    A method that never merged an update has forgotten nothing and learnt nothing: it has no rank.
+    """
+    values = [(arm, arm.summary[key]["mean"]) for arm in arms if arm.trained]
     return sorted(((a, v) for a, v in values if v is not None), key=lambda pair: -pair[1])
 
 
@@ -344,8 +348,16 @@ def _care(arms: Sequence[Arm]) -> list[str]:
         lines.append("The methods were run with different seeds; they are compared over those they share.")
     else:
         lines.append(f"{counts[0]} seeds a method, all on one partition of the data.")
+    lines += [f"{arm.name} never merged an update: it has no rank." for arm in arms if not arm.trained]
+    refused = [arm.name for arm in arms if arm.trained and any(map(_refused, arm.runs))]
+    if refused:
+        lines.append(f"Updates were refused in {listed(refused)}, whose numbers rest on fewer; see Warnings.")
     if mean([arm.summary["global_acc"]["mean"] for arm in arms]).used < len(arms):
         lines.append("Not every method has a global accuracy; see the table.")
     made = "was reported by the sites of a real federation" if arms[0].runs[0].sites else "is simulated"
     lines.append(f"All of this {made}. It says nothing about use on patients before validation there.")
     return lines
+
+
+def _refused(run: Found) -> bool:
+    return any(event["event"] in ("rejected", "kept") for event in runfiles.read_events(run.folder))

@@ -23,7 +23,7 @@ from fedkper.data.dataset import Dataset
 from fedkper.errors import InputError, RunError
 from fedkper.experiment import Experiment
 from fedkper.run import Execution
-from fedkper.runfiles import read_json
+from fedkper.runfiles import read_json, read_rows
 
 # What every folder's name says; of the other fields it says those that differ between cells.
 NAMED = ("dataset", "method", "seed")
@@ -136,9 +136,10 @@ def finished(folder: Path) -> bool:
     try:
         rounds = run.stored_experiment(folder).rounds
         counts = read_json(folder, "summary.json").get("counts")
+        there = len(read_rows(folder / "rounds.csv"))
     except InputError:
         return False
-    return isinstance(counts, dict) and counts.get("rounds") == rounds
+    return isinstance(counts, dict) and counts.get("rounds") == rounds == there
 
 
 def work(riding: Riding, request: Request, tell: OnEvent) -> list[Event]:

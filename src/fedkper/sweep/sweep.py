@@ -258,15 +258,25 @@ def _sentences(wrong: dict[str, list[str]], count: int) -> str:
     return "\n".join(lines)
 
 
+def keeping(cells: Sequence[Cell], folder: Path) -> list[Cell]:
+    """The cells, with the places that they have in the sweep of the folder: names depend on what varies."""
+    known = {_first(cell).experiment: cell.place for cell in remembered(folder).cells}
+    return [Cell(cell.experiment, known.get(_first(cell).experiment, cell.place)) for cell in cells]
+
+
+def _first(cell: Cell) -> Cell:
+    """The cell without its number of rounds, which may grow."""
+    return dataclasses.replace(cell, experiment=dataclasses.replace(cell.experiment, rounds=1))
+
+
 def _remember(cells: Sequence[Cell], request: Request) -> None:
     """Writes sweep.json, the request, which `--grid` reads. More cells than before may be asked for.
 
     Raises InputError where the folder holds a sweep with other cells: they would be lost from sight.
     """
     folder, execution, stored, _ = request
-    asked = {cell.place: dataclasses.replace(cell.experiment, rounds=1) for cell in cells}
-    known = {cell.place: cell.experiment for cell in remembered(folder).cells}
-    other = [place for place, e in known.items() if asked.get(place) != dataclasses.replace(e, rounds=1)]
+    asked, known = (set(map(_first, them)) for them in (cells, remembered(folder).cells))
+    other = sorted(cell.place for cell in known - asked)
     if other:
         raise InputError(
             f"--out {folder}: holds a sweep with other cells ({len(other)} of {len(known)}, such as "
