@@ -348,6 +348,21 @@ def test_the_price_is_that_of_all_clients_and_held_against_the_other(tmp_path: P
     )
 
 
+def test_another_partition_that_turns_the_order_round_is_on_the_first_screen(tmp_path: Path) -> None:
+    for seed, plain in {1: 0.5, 2: 0.7, 3: 0.5}.items():
+        for method, acc in (("fedavg", plain), ("fedkper", 0.6)):
+            folder = made(tmp_path / f"{method}{seed}", method, acc=[acc, acc])
+            stored = strict(folder / "run.json")
+            stored["experiment"]["partition_seed"], stored["partition"]["hash"] = seed, f"{seed}"
+            (folder / "run.json").write_text(json.dumps(stored))
+    first, *rest = first_screen(tmp_path).care
+    assert first == (
+        "With the data dealt out otherwise (partition seed 2), FedAvg and not FedKPer does best "
+        "for patients of no client: 70.0% against 60.0%."
+    )
+    assert not any("dealt out otherwise" in line for line in rest)
+
+
 def test_a_busy_machine_makes_no_method_dear(tmp_path: Path) -> None:
     """Of each round the quickest seed counts: each of the two was disturbed in one round."""
     for seed, slow in ((1, 1), (2, 2)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from fedkper.report.shape import (
     Section,
 )
 from fedkper.report.verdict import best_first, leader_and_rival, verdict
+from fedkper.report.words import percent
 from fedkper.scores import BINS, recalls
 
 
@@ -87,6 +89,8 @@ def _section(
         key: tuple(_row(arm, numbers, SPREAD_COLUMNS, _over_clients(key)) for arm in kept)
         for key in ("local_acc", "global_on_local_acc")
     }
+    judged, others = verdict(arms, kept), _partitions(setting)
+    elsewhere = _elsewhere(others, leader.name, f"{partition[0]}")
     return Section(
         key=f"s{at + 1}",
         title=setting.title,
@@ -94,14 +98,14 @@ def _section(
         full=full,
         facts=tuple(facts.facts(setting, partition, arms)),
         deviations=tuple(paper_runs.deviations(setting.experiment)),
-        verdict=verdict(arms, kept),
+        verdict=dataclasses.replace(judged, care=(*elsewhere, *judged.care)),
         several=any(len(arm.runs) > 1 for arm in arms),
         rows=tuple(_row(arm, numbers, COLUMNS, _headline) for arm in kept),
         left_out=len(arms) - len(kept),
         scores=tuple(_row(arm, numbers, SCORE_COLUMNS, _score) for arm in kept),
         price=tuple(_row(arm, numbers, PRICE, _price) for arm in kept),
         spread=spread,
-        partitions=tuple(_partitions(setting)),
+        partitions=tuple(others),
         charts=tuple(_charts(kept, numbers, {arm.name for arm in unique[:DRAWN]})) if full else (),
         forgotten=tuple(fall for arm in drawn for fall in forgot.falls(arm, classes)),
         recalls=tuple(r for arm in shown if full and (r := forgot.over_rounds(arm, classes))),
@@ -200,6 +204,21 @@ def _partitions(setting: Setting) -> list[tuple[str, str, Cell, Cell, int]]:
             cells = _headline(arm, "global_acc"), _headline(arm, "local_acc")
             lines.append((name, f"{partition[0]}", *cells, len(runs)))
     return sorted(lines, key=lambda line: (line[0], int(line[1])))
+
+
+def _elsewhere(lines: Sequence[tuple[str, str, Cell, Cell, int]], leader: str, here: str) -> list[str]:
+    """On which other partitions the leading method is not first in global accuracy."""
+    found = []
+    for seed in dict.fromkeys(line[1] for line in lines if line[1] != here):
+        acc = {name: cell.value for name, at, cell, _, _ in lines if at == seed and cell.value is not None}
+        best = max(acc, key=lambda name: acc[name], default=leader)
+        if leader in acc and acc[best] > acc[leader]:
+            than = f"{percent(acc[best])} against {percent(acc[leader])}"
+            found.append(
+                f"With the data dealt out otherwise (partition seed {seed}), {best} and not {leader} "
+                f"does best for patients of no client: {than}."
+            )
+    return found
 
 
 def _fewer(held: sites.Holdings | None, clients: Sequence[int]) -> sites.Holdings | None:
