@@ -82,9 +82,8 @@ def dispatch(words: list[str]) -> int:
     known = groups[words[0]] if at else commands
     if name not in known:
         listing = ", ".join([*commands, *(f"{group} {c}" for group in groups for c in groups[group])])
-        raise InputError(
-            f"'{' '.join(words[: at + 1])}': no such command{near(name, known)}; there are: {listing}"
-        )
+        hint = f"; did you mean 'fedkper {name}'?" if name in commands else near(name, known)
+        raise InputError(f"'{' '.join(words[: at + 1])}': no such command{hint}; there are: {listing}")
     return _act(known[name], words[at + 1 :], f"fedkper {' '.join(words[: at + 1])}")
 
 
