@@ -114,7 +114,7 @@ def test_when_every_update_is_refused_the_scored_model_stays(tmp_path: Path, mon
     def broken(round: int, line: dict[str, Any]) -> None:
         lines.append(line)
         if round == 2:
-            monkeypatch.setattr("fedkper.simulate.refusal", lambda update, template: "broken")
+            monkeypatch.setattr("fedkper.rounds.refusal", lambda update, template: "broken")
 
     run_site(site("fedper", rounds=4), tmp_path / "run", on_round=broken)
     assert lines[1]["global_acc"] == lines[2]["global_acc"] == lines[3]["global_acc"]

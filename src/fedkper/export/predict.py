@@ -63,7 +63,7 @@ def load(folder: Path, file: str = "") -> Model:
         raise InputError(
             f"{folder / DESCRIPTION}: damaged, or of another version; export the model again"
         ) from error
-    file = file or (SAFETENSORS if SAFETENSORS in files and (folder / SAFETENSORS).exists() else ONNX)
+    file = file or (SAFETENSORS if SAFETENSORS in files else ONNX)
     data = {part: _bytes(folder, part, files) for part in ([file, source] if source else [file])}
     if file == ONNX:
         return Model(folder, about, shape, classes, _from_onnx(data[file], folder))
