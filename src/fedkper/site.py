@@ -89,9 +89,9 @@ class Site:
         """The clients' train data beside each other, a lane each, padded to the largest."""
         e = self.experiment
         parts = [self.train_part(client) for client in clients]
-        all_riders = self.riders
-        riders = [all_riders[self.rider(client)] for client in clients]
-        model = self.model.starting(stack([r.initial for r in riders])) if self.together else self.model
+        riders = [self.together[self.rider(client)] for client in clients] if self.together else []
+        model = self.model.starting(stack([r.initial for r in riders])) if riders else self.model
+        seeds = [r.seed for r in riders] or [e.seed] * len(clients)
         sizes = [len(part) for part in parts]
         if len(parts) == 1:
             x, y = self.train_x[parts[0]][None], self.train_y[parts[0]][None]
@@ -107,8 +107,8 @@ class Site:
             n=torch.tensor(sizes, device=y.device),
             classes=self.classes,
             streams=[
-                rng.Stream(rider.seed, round, client % len(self.train_index))
-                for rider, client in zip(riders, clients, strict=True)
+                rng.Stream(seed, round, client % len(self.train_index))
+                for seed, client in zip(seeds, clients, strict=True)
             ],
             sgd=SGD(e.lr * e.lr_decay**round, e.momentum, e.weight_decay, e.grad_clip),
             epochs=e.epochs,

@@ -136,15 +136,15 @@ def go_on(command: str) -> None:
 
 def rejected(folder: Path) -> None:
     """Tells which updates of a run were left out, and in how many rounds all of them, and why."""
-    found = [e for e in read_events(folder) if e["event"] == "rejected"]
-    if found:
+    events = read_events(folder)
+    if found := [e for e in events if e["event"] == "rejected"]:
         reasons = "; ".join(dict.fromkeys(str(e.get("reason", "no reason recorded")) for e in found))
         rounds = len({e.get("round") for e in found})
         notice(
             f"{len(found)} update{'s' if len(found) > 1 else ''} in {rounds} round"
             f"{'s' if rounds > 1 else ''} rejected ({reasons}); see {folder / 'events.jsonl'}"
         )
-    if kept := [e for e in read_events(folder) if e["event"] == "kept"]:
+    if kept := [e for e in events if e["event"] == "kept"]:
         reasons = "; ".join(dict.fromkeys(str(e.get("reason", "no reason recorded")) for e in kept))
         notice(f"in {len(kept)} round{'s' if len(kept) > 1 else ''} nothing was merged ({reasons})")
 
